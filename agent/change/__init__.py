@@ -1,0 +1,1 @@
+"""The change engine: steps with do and undo, a journal, recovery."""

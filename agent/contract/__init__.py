@@ -1,0 +1,1 @@
+"""What host and device agree on; pure values, no effects."""

@@ -1,0 +1,1 @@
+"""The delta codec: format, encoder (host) and applier (device)."""

@@ -1,0 +1,1 @@
+"""What runs on the developer's machine: build, sign, publish, provision, deploy."""

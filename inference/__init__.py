@@ -1,0 +1,1 @@
+"""The pose service, its supervisor and workers, and what measures them."""

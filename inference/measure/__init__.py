@@ -1,0 +1,1 @@
+"""What ran where, how fast, how right."""

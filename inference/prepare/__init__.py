@@ -1,0 +1,1 @@
+"""Float model to INT8 to what one NPU loads."""

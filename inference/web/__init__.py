@@ -1,0 +1,1 @@
+"""The page, the stream, the status and the events."""

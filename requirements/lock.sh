@@ -1,0 +1,15 @@
+#!/bin/sh
+# Rewrites the hashed lock files from pyproject.toml. Run it by hand after a change there; nothing else calls it.
+# --universal keeps the markers, so one file serves every Python from 3.11 to 3.13.
+set -eu
+cd "$(dirname "$0")/.."
+lock() { # lock NAME EXTRA...
+    out=requirements/$1.txt; shift
+    extras=$(for e in "$@"; do printf -- '--extra %s ' "$e"; done)
+    # shellcheck disable=SC2086
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+        $extras pyproject.toml -o "$out"
+}
+lock agent
+lock pose pose
+lock dev pose host prepare dev

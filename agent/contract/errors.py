@@ -1,0 +1,158 @@
+"""Every way an operation can fail, with the exit status and the D-Bus name a caller may rely on.
+
+One base class carries what a person needs (what cannot be done, and what to type next) and what a program needs (a
+code and facts). The table below is the only place where a code gets its exit status; `docs/operations.md` prints it.
+Messages begin with "cannot"; a remedy is an imperative sentence, or absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+DBUS_PREFIX = "org.avocado.Error."
+
+
+class ErrorCode(StrEnum):
+    """Stable names: they appear on disk, on the bus and in JSON."""
+
+    INTERNAL = "internal"
+    USAGE = "usage"
+    AGENT_UNREACHABLE = "agent-unreachable"
+    NOT_PERMITTED = "not-permitted"
+    CHANGE_RUNNING = "change-running"
+    NOT_FOUND = "not-found"
+    UNSUPPORTED = "unsupported"
+    NEWER_SCHEMA = "newer-schema"
+
+    BAD_CONFIG = "bad-config"
+    BAD_PROJECT = "bad-project"
+    BAD_MANIFEST = "bad-manifest"
+    BAD_IMAGE = "bad-image"
+
+    SIGNATURE_INVALID = "signature-invalid"
+    METADATA_EXPIRED = "metadata-expired"
+    ROLLBACK_REFUSED = "rollback-refused"
+    WRONG_TARGET = "wrong-target"
+    INCOMPATIBLE = "incompatible"
+    REQUIREMENT_UNMET = "requirement-unmet"
+    TRUST_STATE_DAMAGED = "trust-state-damaged"
+    METADATA_INVALID = "metadata-invalid"
+
+    FETCH_FAILED = "fetch-failed"
+    FETCH_TOO_LARGE = "fetch-too-large"
+    FETCH_TIMEOUT = "fetch-timeout"
+    HASH_MISMATCH = "hash-mismatch"
+    NO_SPACE = "no-space"
+    DELTA_INVALID = "delta-invalid"
+    DELTA_WRONG_BASE = "delta-wrong-base"
+
+    UNIT_FAILED = "unit-failed"
+    NPU_BUSY = "npu-busy"
+    SWITCH_FAILED = "switch-failed"
+    UNHEALTHY = "unhealthy"
+    STEP_TIMEOUT = "step-timeout"
+    CHANGE_REVERTED = "change-reverted"
+    CHANGE_STUCK = "change-stuck"
+    CHANGE_CANCELLED = "change-cancelled"
+    POWER_LOST = "power-lost"
+
+    SSH_FAILED = "ssh-failed"
+    HANDSHAKE_FAILED = "handshake-failed"
+
+    BUILD_FAILED = "build-failed"
+    TOOL_MISSING = "tool-missing"
+    KEYS = "keys"
+
+
+EXIT_STATUS: Mapping[ErrorCode, int] = {
+    ErrorCode.INTERNAL: 1,
+    ErrorCode.USAGE: 2,
+    ErrorCode.AGENT_UNREACHABLE: 3,
+    ErrorCode.NOT_PERMITTED: 4,
+    ErrorCode.CHANGE_RUNNING: 5,
+    ErrorCode.NOT_FOUND: 6,
+    ErrorCode.UNSUPPORTED: 7,
+    ErrorCode.NEWER_SCHEMA: 8,
+    ErrorCode.BAD_CONFIG: 10,
+    ErrorCode.BAD_PROJECT: 11,
+    ErrorCode.BAD_MANIFEST: 12,
+    ErrorCode.BAD_IMAGE: 13,
+    ErrorCode.SIGNATURE_INVALID: 20,
+    ErrorCode.METADATA_EXPIRED: 21,
+    ErrorCode.ROLLBACK_REFUSED: 22,
+    ErrorCode.WRONG_TARGET: 23,
+    ErrorCode.INCOMPATIBLE: 24,
+    ErrorCode.REQUIREMENT_UNMET: 25,
+    ErrorCode.TRUST_STATE_DAMAGED: 26,
+    ErrorCode.METADATA_INVALID: 27,
+    ErrorCode.FETCH_FAILED: 30,
+    ErrorCode.FETCH_TOO_LARGE: 31,
+    ErrorCode.FETCH_TIMEOUT: 32,
+    ErrorCode.HASH_MISMATCH: 33,
+    ErrorCode.NO_SPACE: 34,
+    ErrorCode.DELTA_INVALID: 35,
+    ErrorCode.DELTA_WRONG_BASE: 36,
+    ErrorCode.UNIT_FAILED: 40,
+    ErrorCode.NPU_BUSY: 41,
+    ErrorCode.SWITCH_FAILED: 42,
+    ErrorCode.UNHEALTHY: 43,
+    ErrorCode.STEP_TIMEOUT: 44,
+    ErrorCode.CHANGE_REVERTED: 45,
+    ErrorCode.CHANGE_STUCK: 46,
+    ErrorCode.CHANGE_CANCELLED: 47,
+    ErrorCode.POWER_LOST: 48,
+    ErrorCode.SSH_FAILED: 50,
+    ErrorCode.HANDSHAKE_FAILED: 51,
+    ErrorCode.BUILD_FAILED: 60,
+    ErrorCode.TOOL_MISSING: 61,
+    ErrorCode.KEYS: 62,
+}
+
+
+class OperationError(Exception):
+    """An operation that was refused or failed, said so that a stranger knows what to type next."""
+
+    def __init__(self, code: ErrorCode, message: str, remedy: str = "", facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        self.facts: dict[str, Any] = dict(facts or {})
+
+    @property
+    def exit_status(self) -> int:
+        """The process exit status for this code."""
+        return EXIT_STATUS[self.code]
+
+    @property
+    def dbus_name(self) -> str:
+        """`org.avocado.Error.` and the code in CamelCase."""
+        return dbus_name(self.code)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The four fields, as JSON prints them."""
+        return {"code": self.code.value, "message": self.message, "remedy": self.remedy, "facts": self.facts}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> OperationError:
+        """The inverse of `as_dict`; a code this version does not know becomes `internal`."""
+        try:
+            code = ErrorCode(fields.get("code", "internal"))
+        except ValueError:
+            code = ErrorCode.INTERNAL
+        return cls(code, str(fields.get("message", "")), str(fields.get("remedy", "")), dict(fields.get("facts") or {}))
+
+
+def dbus_name(code: ErrorCode) -> str:
+    """`change-running` -> `org.avocado.Error.ChangeRunning`."""
+    return DBUS_PREFIX + "".join(word.capitalize() for word in code.value.split("-"))
+
+
+def code_of_dbus_name(name: str) -> ErrorCode:
+    """The code behind a D-Bus error name; `internal` for a name that is not ours."""
+    return _BY_DBUS_NAME.get(name, ErrorCode.INTERNAL)
+
+
+_BY_DBUS_NAME = {dbus_name(code): code for code in ErrorCode}

@@ -1,0 +1,241 @@
+"""The doors of the agent: what it wants from the world, in its own words.
+
+Every port is synchronous; the change engine runs in one thread of the daemon, and adapters that speak D-Bus hand
+their calls to the daemon's event loop and wait with a deadline. Every method that waits takes its deadline in seconds
+of the monotonic clock, and raises OperationError, never a foreign exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from agent.contract.manifest import Extension, Manifest
+
+Progress = Callable[[int, int], None]  # bytes or parts done, of how many
+
+
+class Kind(StrEnum):
+    """What an extension merges over."""
+
+    SYSEXT = "sysext"  # /usr and /opt
+    CONFEXT = "confext"  # /etc
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """A unit as systemd describes it. `restarts` is NRestarts; `main_pid` is 0 when nothing runs."""
+
+    name: str
+    load: str  # loaded | not-found | masked ...
+    active: str  # active | activating | inactive | failed ...
+    sub: str
+    result: str
+    main_pid: int
+    restarts: int
+    description: str = ""
+
+
+class Units(Protocol):
+    """systemd's manager: units reach a state, or say why not."""
+
+    def states(self, names: Sequence[str]) -> dict[str, UnitState]:
+        """The state of each unit; a unit nobody knows has load `not-found`."""
+
+    def start(self, name: str, timeout_s: float) -> None:
+        """The unit is active. Raises `unit-failed` or `step-timeout`."""
+
+    def stop(self, name: str, timeout_s: float) -> None:
+        """The unit is inactive or failed; a unit that does not exist counts as stopped."""
+
+    def reload_manager(self, timeout_s: float) -> None:
+        """systemd has read its unit files again (daemon-reload), and the bus its policy."""
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> None:
+        """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSet:
+    """What is merged now: per kind, the merged link names without `.raw`, lowest first (`["95-pose-model", ...]`)."""
+
+    names: Mapping[Kind, tuple[str, ...]]
+    since: Mapping[Kind, str] = field(default_factory=dict)
+
+
+class Overlay(Protocol):
+    """The running overlay of /usr, /opt and /etc. It is the truth of what runs; `active` is the truth of the boot."""
+
+    def merged(self) -> MergedSet:
+        """What systemd itself says is merged."""
+
+    def show(self, runtime: Path | None, timeout_s: float) -> None:
+        """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it.
+
+        Raises `switch-failed`; the overlay is then the old one, or the caller's undo shows the old one again.
+        """
+
+    def settle(self, timeout_s: float) -> None:
+        """The trial's scaffolding is gone and a refresh would merge what `active` names; nothing visible changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds a device node open or mapped. `ours`: it belongs to a unit the change stops."""
+
+    pid: int
+    comm: str
+    state: str  # R S D Z ...
+    wchan: str
+    node: str
+    unit: str
+    ours: bool
+
+
+class Npu(Protocol):
+    """Who holds the accelerator's device nodes."""
+
+    def holders(self, nodes: Sequence[str], units: Sequence[str]) -> list[Holder]:
+        """Every process with one of the nodes open or mapped; `units` says which are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The golden frame's verdict. `oks` is object keypoint similarity 0..1 against the model's recorded pose."""
+
+    passed: bool
+    backend: str
+    oks: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceState:
+    """What `org.avocado.Inference1.Describe()` says, as far as the agent reads it."""
+
+    state: str  # starting | serving | degraded | no-camera ...
+    backend: str  # npu | cpu | none
+    reason: str
+    required_backend: str  # npu | any
+    model: str
+    frames: int
+    camera: bool
+    first_invoke_done: bool
+    nodes: tuple[str, ...]
+    settle_s: float
+    contexts: int
+
+
+class Inference(Protocol):
+    """The pose service, over the bus."""
+
+    def describe(self, timeout_s: float) -> InferenceState | None:
+        """Its state, or None while nobody owns the name."""
+
+    def self_test(self, timeout_s: float) -> SelfTest:
+        """Runs the golden frame now. Raises `unhealthy` when it cannot be run."""
+
+
+class ImageReader(Protocol):
+    """Looks inside an image that is not merged, without trusting a path in it."""
+
+    def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
+        """The image's extension-release keys. Raises `bad-image` when it is absent, not a plain file, or unreadable."""
+
+
+class Store(Protocol):
+    """/var/lib/avocado: images named by content, runtimes, and the two links."""
+
+    def image(self, image_id: str) -> Path | None:
+        """The path of a complete image, or None."""
+
+    def part(self, image_id: str) -> Path:
+        """Where an image is assembled before it is complete."""
+
+    def finish_image(self, extension: Extension) -> Path:
+        """The part is synced, read back, hashed and renamed into place. Raises `hash-mismatch`."""
+
+    def verify_image(self, extension: Extension) -> bool:
+        """The stored image is there and its bytes still hash to its name."""
+
+    def image_ids(self) -> list[str]:
+        """Every complete image."""
+
+    def remove_image(self, image_id: str) -> None:
+        """The image and its part are gone."""
+
+    def free_bytes(self) -> int:
+        """What an unprivileged writer could still write."""
+
+
+class Runtimes(Protocol):
+    """The runtimes on disk, and which of them the next boot merges."""
+
+    def stage(self, manifest: Manifest) -> Path:
+        """runtimes/<id> complete and durable: the manifest as signed, and its links."""
+
+    def remove(self, runtime_id: str) -> None:
+        """runtimes/<id> is gone; the active one is never removed."""
+
+    def ids(self) -> list[str]:
+        """Every staged runtime."""
+
+    def manifest(self, runtime_id: str) -> Manifest:
+        """The stored manifest. Raises `not-found` or `bad-manifest`."""
+
+    def active(self) -> str | None:
+        """The runtime the next boot merges."""
+
+    def previous(self) -> str | None:
+        """The runtime before it."""
+
+    def folder(self, runtime_id: str) -> Path:
+        """runtimes/<id>, whether or not it exists."""
+
+    def activate(self, runtime_id: str, previous: str | None) -> None:
+        """`previous` set, then `active` renamed, directory synced. That rename is the commit of a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """How one image arrived."""
+
+    image_id: str
+    way: str  # held | delta | full
+    base_image_id: str | None
+    moved_bytes: int
+
+
+class Source(Protocol):
+    """One verified repository: what it offers is signed, what it sends is bounded and hashed."""
+
+    def manifest(self) -> Manifest:
+        """The signed manifest for this board. Every trust decision has been made when this returns."""
+
+    def transfer_sizes(self, extension: Extension, held: Sequence[Extension]) -> tuple[int, str | None]:
+        """Bytes the cheapest transfer moves, and the base image it needs (None: the full one)."""
+
+    def fetch(self, extension: Extension, held: Sequence[Extension], progress: Progress) -> Fetched:
+        """The image is in the store, verified. `held`: images whose bytes were just verified and may serve as base."""
+
+    def close(self) -> None:
+        """The connection is gone."""
+
+
+class Clock(Protocol):
+    """Time, injected."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back; for deadlines."""
+
+    def now(self) -> str:
+        """Wall time as RFC 3339 UTC; for printing and records only."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait between two looks at a state."""
+
+    def boot_id(self) -> str:
+        """Which boot this is; a trial of another boot is over."""

@@ -1,15 +1,16 @@
-"""The one error of the pose service and its tools: what cannot be done, and what to do about it.
+"""The one error of the pose service and its workers: what cannot be done, and what to do about it.
 
-Messages begin with "cannot", name the object, then the cause. The remedy is an imperative sentence, or absent.
+Messages begin with "cannot" and name the object; the remedy is an imperative sentence or empty. It crosses process
+borders as a JSON object with these fields.
 """
 
 from __future__ import annotations
 
 
 class InferenceError(Exception):
-    """A failure that a person can act on; everything else is a programming mistake and stays an ordinary exception."""
+    """An operation on a model, an accelerator or a worker that was refused or failed."""
 
-    def __init__(self, message: str, remedy: str | None = None) -> None:
+    def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy

@@ -1,8 +1,8 @@
 """avocado-infer: one verb per job of the pose service's side, each in a module of its own.
 
-A verb's module offers `register(subparsers)`, which adds its parser, and `run(arguments) -> int`, which does the job and
-returns the exit status. Only the module of the verb that was typed is imported, so that `--help` answers at once and the
-device needs none of what only `prepare` loads. An `InferenceError` becomes two lines on stderr and exit status 1.
+A verb's module offers `register(subparsers)`, which adds its parser, and `run(arguments) -> int`, which does the job
+and returns the exit status. Only the module of the verb that was typed is imported, so that `--help` answers at once
+and the device needs none of what only `prepare` loads. An `InferenceError` becomes two lines on stderr and status 1.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ MAX_EXTENSIONS = 64
 IMAGE_NAMESPACE = uuid.UUID("7488fa35-6390-425b-bbbf-b156cfe1eed2")
 
 # No leading dash or dot, and nothing that a mount option, a unit name or a shell would read as syntax.
-Name = Annotated[str, StringConstraints(pattern=r"\A[a-z0-9][a-z0-9_-]{0,62}\Z")]
-Version = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+~_-]{0,63}\Z")]
-Sha256 = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{64}\Z")]
+Name = Annotated[str, StringConstraints(pattern=r"\A[a-z0-9][a-z0-9_-]{0,62}\z")]
+Version = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+~_-]{0,63}\z")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 def _canonical_uuid(text: str) -> str:

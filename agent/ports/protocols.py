@@ -7,36 +7,21 @@ of the monotonic clock, and raises OperationError, never a foreign exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from agent.contract.manifest import Extension, Manifest
 
+# Values that pure modules judge are defined there and are part of these contracts.
+from agent.extensions import Kind as Kind
+from agent.extensions import MergedSet as MergedSet
+from agent.health import InferenceState as InferenceState
+from agent.health import SelfTest as SelfTest
+from agent.health import UnitState as UnitState
+
 Progress = Callable[[int, int], None]  # bytes or parts done, of how many
-
-
-class Kind(StrEnum):
-    """What an extension merges over."""
-
-    SYSEXT = "sysext"  # /usr and /opt
-    CONFEXT = "confext"  # /etc
-
-
-@dataclass(frozen=True, slots=True)
-class UnitState:
-    """A unit as systemd describes it. `restarts` is NRestarts; `main_pid` is 0 when nothing runs."""
-
-    name: str
-    load: str  # loaded | not-found | masked ...
-    active: str  # active | activating | inactive | failed ...
-    sub: str
-    result: str
-    main_pid: int
-    restarts: int
-    description: str = ""
 
 
 class Units(Protocol):
@@ -56,14 +41,6 @@ class Units(Protocol):
 
     def run(self, argv: Sequence[str], timeout_s: float) -> None:
         """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergedSet:
-    """What is merged now: per kind, the merged link names without `.raw`, lowest first (`["95-pose-model", ...]`)."""
-
-    names: Mapping[Kind, tuple[str, ...]]
-    since: Mapping[Kind, str] = field(default_factory=dict)
 
 
 class Overlay(Protocol):
@@ -100,33 +77,6 @@ class Npu(Protocol):
 
     def holders(self, nodes: Sequence[str], units: Sequence[str]) -> list[Holder]:
         """Every process with one of the nodes open or mapped; `units` says which are ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """The golden frame's verdict. `oks` is object keypoint similarity 0..1 against the model's recorded pose."""
-
-    passed: bool
-    backend: str
-    oks: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceState:
-    """What `org.avocado.Inference1.Describe()` says, as far as the agent reads it."""
-
-    state: str  # starting | serving | degraded | no-camera ...
-    backend: str  # npu | cpu | none
-    reason: str
-    required_backend: str  # npu | any
-    model: str
-    frames: int
-    camera: bool
-    first_invoke_done: bool
-    nodes: tuple[str, ...]
-    settle_s: float
-    contexts: int
 
 
 class Inference(Protocol):

@@ -1,1 +1,1 @@
-"""The delta codec: format, encoder (host) and applier (device)."""
+"""The delta codec: one file as a recipe over another, in bounded memory."""

@@ -1,0 +1,281 @@
+"""Builds a file out of a base and a delta that arrives in pieces, in bounded memory, strictly in order.
+
+A delta is refused with `delta-invalid` (or `delta-wrong-base`) and the part file is then gone: nothing half built
+stays behind. When the bytes stop arriving, or the process dies, the part file stays and the last checkpoint says how
+far it is good. Resuming reads the part back and compares its hash with the checkpoint's before it goes on. The result
+is complete only when its hash and its size are those of the header, and the CRC of the delta's own bytes agrees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta import zstd
+from agent.delta.format import (
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    DeltaInfo,
+    Op,
+    OpKind,
+    invalid,
+    next_cursor,
+    parse_header,
+    parse_trailer,
+    read_op,
+)
+
+Progress = Callable[[int, int], None]
+
+_COPY_BYTES = 256 * 1024
+_ADD_BYTES = 64 * 1024
+# A checkpoint costs one small file; this often is enough to lose little and write little.
+CHECKPOINT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far an apply came: everything needed to go on at a boundary between two operations."""
+
+    info: DeltaInfo
+    delta_offset: int
+    produced: int
+    cursor: int
+    crc: int
+    part_sha256: str
+
+
+def apply_delta(
+    base: Path | None,
+    chunks: Iterable[bytes],
+    part: Path,
+    *,
+    base_sha256: str | None = None,
+    resume: Checkpoint | None = None,
+    on_checkpoint: Callable[[Checkpoint], None] | None = None,
+    progress: Progress | None = None,
+) -> DeltaInfo:
+    """Build `part` from `base` and the delta's bytes. With `resume`, `chunks` begin at its `delta_offset`.
+
+    `base_sha256` is the hash of `base` when the caller has just computed it; otherwise it is computed here. Errors
+    raised by `chunks` pass through and leave the part for a later resume.
+    """
+    reader = _Reader(chunks, resume)
+    try:
+        info = resume.info if resume else parse_header(reader.take(HEADER_BYTES))
+        with _open_base(base, info, base_sha256) as old, _open_part(part, resume) as new:
+            output = _Output(new, info, progress)
+            cursor = output.restore(resume) if resume else 0
+            _run(reader, old, output, cursor, on_checkpoint)
+            new.flush()
+            os.fsync(new.fileno())
+    except OperationError as error:
+        if error.code in (ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA):
+            part.unlink(missing_ok=True)
+        raise
+    return info
+
+
+def read_header(chunks: Iterable[bytes]) -> DeltaInfo:
+    """The header at the beginning of a delta."""
+    return parse_header(_Reader(chunks, None).take(HEADER_BYTES))
+
+
+def file_chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece."""
+    with path.open("rb") as source:
+        source.seek(offset)
+        while chunk := source.read(_COPY_BYTES):
+            yield chunk
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 hex of a file's bytes."""
+    digest = hashlib.sha256()
+    for chunk in file_chunks(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _run(
+    reader: _Reader,
+    old: BinaryIO | None,
+    output: _Output,
+    cursor: int,
+    on_checkpoint: Callable[[Checkpoint], None] | None,
+) -> None:
+    mark = output.produced
+    while True:
+        op = read_op(reader.take, output.info, cursor, output.produced)
+        if op.kind is OpKind.END:
+            break
+        for piece in _pieces(op, reader, old):
+            output.write(piece)
+        cursor = next_cursor(op, cursor)
+        if on_checkpoint and output.produced - mark >= CHECKPOINT_BYTES:
+            mark = output.produced
+            output.flush()
+            on_checkpoint(
+                Checkpoint(output.info, reader.offset, mark, cursor, reader.crc, output.digest.copy().hexdigest())
+            )
+    crc = reader.crc
+    if parse_trailer(reader.take(TRAILER_BYTES)) != crc:
+        raise invalid("its checksum does not match its bytes")
+    if not reader.at_end():
+        raise invalid("bytes follow its end")
+    if output.digest.hexdigest() != output.info.result_sha256:
+        raise invalid("the result's hash is not the one the header promises")
+
+
+def _pieces(op: Op, reader: _Reader, old: BinaryIO | None) -> Iterator[bytes]:
+    if op.kind is OpKind.COPY:
+        assert old is not None  # noqa: S101 (read_op admits no COPY from an empty base)
+        old.seek(op.offset)
+        left = op.length
+        while left:
+            piece = _exactly(old, min(left, _COPY_BYTES))
+            left -= len(piece)
+            yield piece
+        return
+    payload = reader.take(op.payload_bytes)
+    window = b""
+    if op.kind is OpKind.PREFIX and old is not None:
+        old.seek(op.offset)
+        window = _exactly(old, op.window_bytes)
+    try:
+        data = zstd.decompress(payload, op.length, window)
+    except zstd.ZstdError as cause:
+        raise invalid(f"a segment does not decompress: {cause}") from cause
+    if op.kind is OpKind.ADD and old is not None:
+        old.seek(op.offset)
+        for start in range(0, op.length, _ADD_BYTES):
+            piece = data[start : start + _ADD_BYTES]
+            yield add_bytes(piece, _exactly(old, len(piece)))
+        return
+    yield data
+
+
+def _exactly(old: BinaryIO, count: int) -> bytes:
+    data = old.read(count)
+    if len(data) != count:
+        raise OperationError(ErrorCode.DELTA_WRONG_BASE, "cannot apply the delta: the base became shorter meanwhile")
+    return data
+
+
+_LOW = {_ADD_BYTES: int.from_bytes(b"\x7f" * _ADD_BYTES, "little")}
+_HIGH = {_ADD_BYTES: int.from_bytes(b"\x80" * _ADD_BYTES, "little")}
+
+
+def add_bytes(left: bytes, right: bytes) -> bytes:
+    """Bytewise sum modulo 256, all bytes at once: each addition is kept from carrying into its neighbour."""
+    count = len(left)
+    low = _LOW.get(count) or int.from_bytes(b"\x7f" * count, "little")
+    high = _HIGH.get(count) or int.from_bytes(b"\x80" * count, "little")
+    x, y = int.from_bytes(left, "little"), int.from_bytes(right, "little")
+    return (((x & low) + (y & low)) ^ ((x ^ y) & high)).to_bytes(count, "little")
+
+
+@contextlib.contextmanager
+def _open_base(base: Path | None, info: DeltaInfo, known_sha256: str | None) -> Iterator[BinaryIO | None]:
+    if info.base_sha256 is None:
+        yield None
+        return
+    remedy = "Take the full transfer instead."
+    if base is None:
+        raise OperationError(
+            ErrorCode.DELTA_WRONG_BASE, f"cannot apply the delta: it needs a base of sha256 {info.base_sha256}", remedy
+        )
+    actual = known_sha256 or file_sha256(base)
+    if actual != info.base_sha256 or base.stat().st_size != info.base_size_bytes:
+        raise OperationError(
+            ErrorCode.DELTA_WRONG_BASE,
+            f"cannot apply the delta: its base has sha256 {info.base_sha256}, {base.name} has {actual}",
+            remedy,
+            {"wanted": info.base_sha256, "found": actual},
+        )
+    with base.open("rb") as old:
+        yield old
+
+
+@contextlib.contextmanager
+def _open_part(part: Path, resume: Checkpoint | None) -> Iterator[BinaryIO]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags if resume else flags | os.O_TRUNC, 0o644)
+    with os.fdopen(descriptor, "r+b") as new:
+        yield new
+
+
+@dataclass(slots=True)
+class _Output:
+    """The part file: hashed as it grows."""
+
+    file: BinaryIO
+    info: DeltaInfo
+    progress: Progress | None
+    produced: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def restore(self, resume: Checkpoint) -> int:
+        left = resume.produced
+        while left and (piece := self.file.read(min(left, _COPY_BYTES))):
+            self.digest.update(piece)
+            left -= len(piece)
+        if left or self.digest.copy().hexdigest() != resume.part_sha256:
+            raise invalid("the part file is not what its checkpoint says")
+        self.file.truncate(resume.produced)
+        self.file.seek(resume.produced)
+        self.produced = resume.produced
+        return resume.cursor
+
+    def write(self, piece: bytes) -> None:
+        self.file.write(piece)
+        self.digest.update(piece)
+        self.produced += len(piece)
+        if self.progress:
+            self.progress(self.produced, self.info.result_size_bytes)
+
+    def flush(self) -> None:
+        self.file.flush()
+        os.fdatasync(self.file.fileno())
+
+
+class _Reader:
+    """The delta's bytes as they arrive: exact reads, their position and their running CRC."""
+
+    def __init__(self, chunks: Iterable[bytes], resume: Checkpoint | None) -> None:
+        self._chunks = iter(chunks)
+        self._held = b""
+        self._at = 0
+        self.offset = resume.delta_offset if resume else 0
+        self.crc = resume.crc if resume else 0
+
+    def take(self, count: int) -> bytes:
+        pieces: list[bytes] = []
+        wanted = count
+        while wanted:
+            if self._at == len(self._held):
+                self._held, self._at = self._next(), 0
+            piece = self._held[self._at : self._at + wanted]
+            self._at += len(piece)
+            wanted -= len(piece)
+            pieces.append(piece)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.offset += count
+        self.crc = zlib.crc32(data, self.crc)
+        return data
+
+    def _next(self) -> bytes:
+        for chunk in self._chunks:
+            if chunk:
+                return chunk
+        raise invalid("it is cut short")
+
+    def at_end(self) -> bool:
+        return self._at == len(self._held) and not any(self._chunks)

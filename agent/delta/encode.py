@@ -1,0 +1,272 @@
+"""Writes the smallest delta it can find between two files, within the format's bounds.
+
+Stretches that stand in the base become COPY. What is left is cut into segments, and for each the ways are tried and
+the smallest kept: DATA (alone), PREFIX (against a window of the base), ADD (bytewise difference, which is small where
+numbers moved a little, as retrained weights do). Cheap estimates choose which ways are worth the slow compressor.
+Files are mapped, not read; at any time one segment and one window are held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta import zstd
+from agent.delta.apply import file_sha256
+from agent.delta.format import (
+    DEFAULT_SEGMENT_BYTES,
+    DEFAULT_WINDOW_BYTES,
+    MIN_WINDOW_BYTES,
+    DeltaInfo,
+    Op,
+    OpKind,
+    next_cursor,
+    pack_header,
+    pack_op,
+    pack_trailer,
+)
+from agent.delta.match import Buffer, Run, find_runs
+
+Progress = Callable[[int, int], None]
+
+_QUICK_LEVEL = 3
+_BEST_LEVEL = 19
+_SMALL_WINDOW_BYTES = 256 * 1024
+# A copy this short between two changed stretches costs less inside the segment's frame than as an operation of its
+# own with a new frame after it.
+_BRIDGED_COPY_BYTES = 64 * 1024
+# How much worse than the best an estimate may be and still be tried with the slow compressor.
+_WORTH_TRYING = 1.25
+
+Candidate = tuple[Op, bytes]
+
+
+def encode_delta(base: Path | None, result: Path, out: Path, *, progress: Progress | None = None) -> DeltaInfo:
+    """Write to `out` a delta that makes `result` from `base`; without a base, the full transfer.
+
+    `out` appears complete or not at all.
+    """
+    info = DeltaInfo(
+        base_sha256=file_sha256(base) if base else None,
+        base_size_bytes=base.stat().st_size if base else 0,
+        result_sha256=file_sha256(result),
+        result_size_bytes=result.stat().st_size,
+    )
+    part = out.with_name(out.name + ".part")
+    try:
+        with _mapped(base) as old, _mapped(result) as new, part.open("wb") as file:
+            writer = _Writer(file, info, progress)
+            for candidate in _operations(old, new):
+                writer.add(*candidate)
+            writer.finish()
+        part.replace(out)
+    except OSError as cause:
+        raise OperationError(
+            ErrorCode.NO_SPACE if cause.errno == 28 else ErrorCode.INTERNAL,
+            f"cannot write the delta {out}: {cause.strerror}",
+        ) from cause
+    finally:
+        part.unlink(missing_ok=True)
+    return info
+
+
+@contextlib.contextmanager
+def _mapped(path: Path | None) -> Iterator[Buffer]:
+    if path is None or path.stat().st_size == 0:
+        yield b""
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        yield view
+
+
+class _Writer:
+    def __init__(self, file: BinaryIO, info: DeltaInfo, progress: Progress | None) -> None:
+        self._file = file
+        self._info = info
+        self._progress = progress
+        self._cursor = 0
+        self._produced = 0
+        self._crc = 0
+        self._write(pack_header(info))
+
+    def add(self, op: Op, payload: bytes) -> None:
+        self._write(pack_op(op, self._cursor))
+        self._write(payload)
+        self._cursor = next_cursor(op, self._cursor)
+        self._produced += op.length
+        if self._progress:
+            self._progress(self._produced, self._info.result_size_bytes)
+
+    def finish(self) -> None:
+        self._write(pack_op(Op(OpKind.END, 0), self._cursor))
+        self._file.write(pack_trailer(self._crc))
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+
+
+def _operations(old: Buffer, new: Buffer) -> Iterator[Candidate]:
+    runs = find_runs(old, new, lambda _: None)
+    shift = 0
+    for group in _groups(runs):
+        first = group[0]
+        if len(group) == 1 and first.offset is not None:
+            yield Op(OpKind.COPY, first.length, first.offset), b""
+            shift = first.offset - first.start
+            continue
+        apart = list(_encode_apart(group, old, new, shift, _shift_after(runs, group)))
+        together = list(_encode_gap(_span(group), old, new, _shifts(group, shift, _shift_after(runs, group))))
+        chosen = together if _cost(together) < _cost(apart) or len(group) == 1 else apart
+        yield from chosen
+        shift = next((run.offset - run.start for run in reversed(group) if run.offset is not None), shift)
+
+
+def _groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Changed stretches that only short copies part, up to one segment together; long copies stand alone."""
+    group: list[Run] = []
+    for position, run in enumerate(runs):
+        short = run.offset is not None and run.length <= _BRIDGED_COPY_BYTES
+        inside = short and group and position + 1 < len(runs)
+        if group and (not (run.offset is None or inside) or _length(group) + run.length > DEFAULT_SEGMENT_BYTES):
+            yield from _without_tail(group)
+            group = []
+        if run.offset is None or (inside and group):
+            group.append(run)
+        else:
+            yield [run]
+    if group:
+        yield from _without_tail(group)
+
+
+def _without_tail(group: list[Run]) -> Iterator[list[Run]]:
+    if group[-1].offset is not None and len(group) > 1:
+        yield group[:-1]
+        yield group[-1:]
+    else:
+        yield group
+
+
+def _length(group: Sequence[Run]) -> int:
+    return sum(run.length for run in group)
+
+
+def _span(group: Sequence[Run]) -> Run:
+    return Run(group[0].start, _length(group), None)
+
+
+def _cost(candidates: Sequence[Candidate]) -> int:
+    return sum(len(payload) + 8 for _, payload in candidates)
+
+
+def _shift_after(runs: Sequence[Run], group: Sequence[Run]) -> int | None:
+    end = group[-1].start + group[-1].length
+    low, high = 0, len(runs)
+    while low < high:
+        middle = (low + high) // 2
+        if runs[middle].start < end:
+            low = middle + 1
+        else:
+            high = middle
+    for run in runs[low : low + 4]:
+        if run.offset is not None:
+            return run.offset - run.start
+    return None
+
+
+def _shifts(group: Sequence[Run], before: int, after: int | None) -> list[int]:
+    """Where the base may line up with the group: as before it, as after it, and as the copies inside it do."""
+    inside = sorted((run for run in group if run.offset is not None), key=lambda run: -run.length)
+    found = [before, *([after] if after is not None else [])]
+    found += [run.offset - run.start for run in inside[:2] if run.offset is not None]
+    return list(dict.fromkeys(found))
+
+
+def _encode_apart(
+    group: Sequence[Run], old: Buffer, new: Buffer, before: int, after: int | None
+) -> Iterator[Candidate]:
+    if len(group) == 1:
+        return
+    for position, run in enumerate(group):
+        if run.offset is not None:
+            yield Op(OpKind.COPY, run.length, run.offset), b""
+            before = run.offset - run.start
+            continue
+        following = group[position + 1] if position + 1 < len(group) else None
+        next_shift = following.offset - following.start if following and following.offset is not None else after
+        yield from _encode_gap(run, old, new, _shifts((), before, next_shift))
+
+
+def _encode_gap(gap: Run, old: Buffer, new: Buffer, shifts: Sequence[int]) -> Iterator[Candidate]:
+    for start in range(gap.start, gap.start + gap.length, DEFAULT_SEGMENT_BYTES):
+        length = min(DEFAULT_SEGMENT_BYTES, gap.start + gap.length - start)
+        yield _encode_segment(start, new[start : start + length], old, shifts)
+
+
+def _encode_segment(start: int, data: bytes, old: Buffer, shifts: Sequence[int]) -> Candidate:
+    """The smallest way to make one segment."""
+    ways = [_data(data, _QUICK_LEVEL)]
+    for shift in shifts:
+        if len(old) >= MIN_WINDOW_BYTES:
+            ways.append(_prefix(start, data, old, shift, _window_size(len(data)), _QUICK_LEVEL))
+        if 0 <= start + shift <= len(old) - len(data):
+            ways.append(_add(start, data, old, shift, _QUICK_LEVEL))
+    smallest = min(len(payload) for _, payload in ways)
+    best: Candidate | None = None
+    for op, payload in sorted(ways, key=lambda way: len(way[1])):
+        if len(payload) > smallest * _WORTH_TRYING + 64:
+            break
+        for tried in ((op, payload), _again(op, data, old)):
+            if best is None or len(tried[1]) < len(best[1]):
+                best = tried
+    assert best is not None  # noqa: S101 (DATA is always among the ways)
+    if best[0].kind is OpKind.PREFIX and len(best[1]) > 2048 and len(old) > best[0].window_bytes:
+        wide = _prefix(start, data, old, best[0].offset + best[0].window_bytes // 2 - start, DEFAULT_WINDOW_BYTES, 12)
+        best = min(best, wide, key=lambda way: len(way[1]))
+    return best
+
+
+def _window_size(length: int) -> int:
+    return min(DEFAULT_WINDOW_BYTES, max(_SMALL_WINDOW_BYTES, 4 * length))
+
+
+def _data(data: bytes, level: int) -> Candidate:
+    payload = zstd.compress(data, level)
+    return Op(OpKind.DATA, len(data), payload_bytes=len(payload)), payload
+
+
+def _prefix(start: int, data: bytes, old: Buffer, shift: int, size: int, level: int) -> Candidate:
+    size = min(size, len(old))
+    middle = start + shift + len(data) // 2
+    offset = max(0, min(len(old) - size, middle - size // 2))
+    payload = zstd.compress(data, level, old[offset : offset + size])
+    return Op(OpKind.PREFIX, len(data), offset, size, len(payload)), payload
+
+
+def _add(start: int, data: bytes, old: Buffer, shift: int, level: int) -> Candidate:
+    offset = start + shift
+    payload = zstd.compress(subtract_bytes(data, old[offset : offset + len(data)]), level)
+    return Op(OpKind.ADD, len(data), offset, payload_bytes=len(payload)), payload
+
+
+def _again(op: Op, data: bytes, old: Buffer) -> Candidate:
+    """The same way with the slow compressor."""
+    if op.kind is OpKind.ADD:
+        payload = zstd.compress(subtract_bytes(data, old[op.offset : op.offset + op.length]), _BEST_LEVEL)
+    else:
+        payload = zstd.compress(data, _BEST_LEVEL, old[op.offset : op.offset + op.window_bytes])
+    return Op(op.kind, op.length, op.offset, op.window_bytes, len(payload)), payload
+
+
+def subtract_bytes(left: bytes, right: bytes) -> bytes:
+    """Bytewise difference modulo 256, all bytes at once: no subtraction borrows from its neighbour."""
+    count = len(left)
+    high = int.from_bytes(b"\x80" * count, "little")
+    low = int.from_bytes(b"\x7f" * count, "little")
+    x, y = int.from_bytes(left, "little"), int.from_bytes(right, "little")
+    return (((x | high) - (y & low)) ^ ((x ^ y ^ high) & high)).to_bytes(count, "little")

@@ -1,0 +1,253 @@
+"""The delta codec: what was encoded comes back, what was damaged is refused by name and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta import zstd
+from agent.delta.apply import Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
+from agent.delta.encode import encode_delta, subtract_bytes
+from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
+
+NAMED = {ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA}
+
+
+def round_trip(folder: Path, old: bytes | None, new: bytes) -> bytes:
+    base = folder / "base" if old is not None else None
+    if base is not None:
+        base.write_bytes(old or b"")
+    (folder / "new").write_bytes(new)
+    encode_delta(base, folder / "new", folder / "delta")
+    apply_delta(base, file_chunks(folder / "delta"), folder / "out")
+    assert (folder / "out").read_bytes() == new
+    return (folder / "delta").read_bytes()
+
+
+def noise(seed: int, count: int) -> bytes:
+    return random.Random(seed).randbytes(count)
+
+
+small = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+edits = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 5000), st.binary(max_size=300)), max_size=6)
+
+
+@small
+@given(seed=st.integers(0, 1000), size=st.integers(0, 40_000), edits=edits)
+def test_any_edited_file_comes_back(tmp_path: Path, seed: int, size: int, edits: list[tuple[int, int, bytes]]) -> None:
+    old = noise(seed, size)
+    new = bytearray(old)
+    for at, drop, insert in edits:
+        new[at : at + drop] = insert
+    round_trip(tmp_path, old, bytes(new))
+
+
+@small
+@given(old=st.none() | st.binary(max_size=9000), new=st.binary(max_size=9000))
+def test_any_pair_of_byte_strings_comes_back(tmp_path: Path, old: bytes | None, new: bytes) -> None:
+    round_trip(tmp_path, old, new)
+
+
+@given(pair=st.integers(0, 3000).flatmap(lambda n: st.tuples(*[st.binary(min_size=n, max_size=n)] * 2)))
+def test_adding_undoes_subtracting(pair: tuple[bytes, bytes]) -> None:
+    left, right = pair
+    assert add_bytes(subtract_bytes(left, right), right) == left
+    assert subtract_bytes(left, right) == bytes((a - b) % 256 for a, b in zip(left, right, strict=True))
+
+
+def test_weights_that_all_moved_a_little_become_a_fraction(tmp_path: Path) -> None:
+    old = noise(1, 400_000)
+    shift = random.Random(2)
+    new = bytes((byte + shift.choice((-1, 0, 1))) % 256 for byte in old)
+    assert len(round_trip(tmp_path, old, new)) < 0.25 * len(new)
+
+
+def test_a_file_that_moved_by_less_than_a_block_is_copied(tmp_path: Path) -> None:
+    old = noise(3, 300_000)
+    assert len(round_trip(tmp_path, old, b"prefix" + old[:150_000] + b"xy" + old[150_000:])) < 1000
+
+
+def test_an_unchanged_file_is_one_copy(tmp_path: Path) -> None:
+    old = noise(4, 3_000_001)
+    assert len(round_trip(tmp_path, old, old)) < HEADER_BYTES + 16
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
+    """A base, a result and a delta in which every kind of operation occurs."""
+    folder = tmp_path_factory.mktemp("sample")
+    base = folder / "base"
+    text = b"".join(b"line %d of a source file\n" % n for n in range(2000))
+    weights = noise(5, 60_000)
+    base.write_bytes(text + weights + noise(6, 40_000))
+    moved = bytes((byte + (index % 3)) % 256 for index, byte in enumerate(weights))
+    result = text.replace(b"line 7", b"LINE 7").replace(b"1999", b"n") + moved + noise(7, 5000) + noise(6, 40_000)
+    (folder / "new").write_bytes(result)
+    encode_delta(base, folder / "new", folder / "delta")
+    return base, result, (folder / "delta").read_bytes()
+
+
+def refuse(base: Path | None, delta: bytes, out: Path) -> OperationError:
+    with pytest.raises(OperationError) as refused:
+        apply_delta(base, [delta], out)
+    assert not out.exists(), "a refused delta left a file behind"
+    assert refused.value.code in NAMED
+    assert refused.value.message.startswith("cannot apply the delta: ")
+    return refused.value
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_bit_is_refused(tmp_path: Path, sample: tuple[Path, bytes, bytes], data: st.DataObject) -> None:
+    base, _, delta = sample
+    bit = data.draw(st.integers(0, len(delta) * 8 - 1))
+    damaged = bytearray(delta)
+    damaged[bit // 8] ^= 1 << bit % 8
+    refuse(base, bytes(damaged), tmp_path / "out")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_truncation_is_refused(tmp_path: Path, sample: tuple[Path, bytes, bytes], data: st.DataObject) -> None:
+    base, _, delta = sample
+    refuse(base, delta[: data.draw(st.integers(0, len(delta) - 1))], tmp_path / "out")
+
+
+def test_bytes_after_the_end_are_refused(tmp_path: Path, sample: tuple[Path, bytes, bytes]) -> None:
+    base, _, delta = sample
+    assert refuse(base, delta + b"\0", tmp_path / "out").message == "cannot apply the delta: bytes follow its end"
+
+
+def test_a_base_changed_by_one_bit_is_named(tmp_path: Path, sample: tuple[Path, bytes, bytes]) -> None:
+    base, _, delta = sample
+    other = tmp_path / "other"
+    other.write_bytes(base.read_bytes()[:-1] + b"?")
+    error = refuse(other, delta, tmp_path / "out")
+    assert error.code is ErrorCode.DELTA_WRONG_BASE
+    assert error.remedy == "Take the full transfer instead."
+    assert error.facts == {"wanted": file_sha256(base), "found": file_sha256(other)}
+    assert refuse(None, delta, tmp_path / "out").code is ErrorCode.DELTA_WRONG_BASE
+
+
+def crafted(*ops: tuple[Op, bytes], result_size: int, segment: int = 1 << 20) -> bytes:
+    """A delta without a base whose checksum is right, so that only the operation itself can be at fault."""
+    body = pack_header(DeltaInfo(None, 0, "0" * 64, result_size, segment))
+    for op, payload in ops:
+        body += pack_op(op, 0) + payload
+    body += pack_op(Op(OpKind.END, 0), 0)
+    return body + pack_trailer(zlib.crc32(body))
+
+
+BOMB = zstd.compress(bytes(1 << 26), 3)
+
+
+@pytest.mark.parametrize(
+    ("delta", "why"),
+    [
+        (b"", "it is cut short"),
+        (b"NOTADELT" + bytes(HEADER_BYTES), "it does not begin as a delta does"),
+        (
+            crafted((Op(OpKind.DATA, 1000, payload_bytes=len(BOMB)), BOMB), result_size=1000),
+            f"a payload of {len(BOMB)} bytes for 1000",
+        ),
+        (
+            crafted((Op(OpKind.DATA, 1 << 20, payload_bytes=len(BOMB)), BOMB), result_size=1 << 20),
+            "a segment does not decompress: a frame of 1048576 bytes holds more",
+        ),
+        (crafted((Op(OpKind.COPY, 10, 0), b""), result_size=10), "it reads bytes 0 to 10 of a base of 0"),
+        (crafted(result_size=10), "it ends after 0 of 10 bytes"),
+        (
+            crafted((Op(OpKind.DATA, 11, payload_bytes=0), b""), result_size=10),
+            "an operation makes 11 bytes where 10 are left",
+        ),
+        (
+            crafted((Op(OpKind.DATA, 4097, payload_bytes=0), b""), result_size=9000, segment=4096),
+            "a segment of 4097 bytes, bound 4096",
+        ),
+        (crafted(result_size=0, segment=1 << 30), "it asks for segments of 1073741824 and windows of 4194304 bytes"),
+        (crafted(result_size=0), "the result's hash is not the one the header promises"),
+    ],
+)
+def test_a_crafted_delta_is_refused_with_its_reason(tmp_path: Path, delta: bytes, why: str) -> None:
+    tracemalloc.start()
+    error = refuse(None, delta, tmp_path / "out")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.message == f"cannot apply the delta: {why}"
+    assert peak < 8 << 20
+
+
+def test_a_newer_format_asks_for_a_newer_agent(tmp_path: Path) -> None:
+    error = refuse(None, pack_header(DeltaInfo(None, 0, "0" * 64, 0, format=2)), tmp_path / "out")
+    assert error.code is ErrorCode.NEWER_SCHEMA
+    assert error.remedy == "Update the avocado-agent extension first."
+
+
+def test_the_header_reads_back() -> None:
+    info = DeltaInfo("ab" * 32, 5, "cd" * 32, 7, 1 << 16, 1 << 18)
+    assert parse_header(pack_header(info)) == info
+
+
+class Cut(Exception):
+    """The connection dropped."""
+
+
+def cut_after(delta: bytes, start: int, count: int) -> Iterator[bytes]:
+    yield delta[start : start + count]
+    raise Cut
+
+
+def test_an_apply_cut_anywhere_resumes_at_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "new").write_bytes(noise(8, 5_000_000))
+    encode_delta(None, tmp_path / "new", tmp_path / "delta")
+    delta = (tmp_path / "delta").read_bytes()
+    marks: list[Checkpoint] = []
+    start = 0
+    for _ in range(4):
+        with pytest.raises(Cut):
+            apply_delta(
+                None,
+                cut_after(delta, start, 1_500_000),
+                tmp_path / "out",
+                resume=marks[-1] if marks else None,
+                on_checkpoint=marks.append,
+            )
+        assert marks[-1].delta_offset > start, "no progress was kept"
+        start = marks[-1].delta_offset
+    apply_delta(None, [delta[start:]], tmp_path / "out", resume=marks[-1])
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+def test_a_part_that_is_not_what_its_checkpoint_says_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "new").write_bytes(noise(9, 2_500_000))
+    encode_delta(None, tmp_path / "new", tmp_path / "delta")
+    marks: list[Checkpoint] = []
+    apply_delta(None, file_chunks(tmp_path / "delta"), tmp_path / "out", on_checkpoint=marks.append)
+    with (tmp_path / "out").open("r+b") as out:
+        out.write(b"!")
+    with pytest.raises(OperationError) as refused:
+        apply_delta(None, file_chunks(tmp_path / "delta", marks[0].delta_offset), tmp_path / "out", resume=marks[0])
+    assert refused.value.message == "cannot apply the delta: the part file is not what its checkpoint says"
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    with (tmp_path / "new").open("wb") as new:
+        for seed in range(24):
+            new.write(noise(seed % 3, 1 << 20))
+    old = tmp_path / "old"
+    old.write_bytes((tmp_path / "new").read_bytes()[: 20 << 20])
+    encode_delta(old, tmp_path / "new", tmp_path / "delta")
+    sha256 = file_sha256(old)
+    tracemalloc.start()
+    apply_delta(old, file_chunks(tmp_path / "delta"), tmp_path / "out", base_sha256=sha256)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20

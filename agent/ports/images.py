@@ -1,0 +1,44 @@
+"""Looks inside an image that is not merged: its extension-release keys, and whether systemd would take it at all.
+
+The mount happens in a child process with a mount namespace of its own (image_child.py), so an image that crashes or
+stalls the kernel's reader takes nothing of the agent with it, and no mount is ever left. Everything is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.extensions import parse_release
+from agent.ports import image_child
+from agent.ports.process import run_checked
+from agent.ports.protocols import Kind
+
+_TIMEOUT_S = 20.0
+
+
+class MountedImages:
+    """The ImageReader port by a private loop mount."""
+
+    def __init__(self) -> None:
+        # A bad set of extensions can take this file away while the agent runs; the text is kept from the start.
+        self._script = Path(image_child.__file__).read_text(encoding="utf-8")
+
+    def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
+        """The image's extension-release keys. Raises `bad-image` when it is absent, not a plain file, or unreadable."""
+        finished = run_checked(
+            [sys.executable, "-I", "-c", self._script, str(image), kind.value, name],
+            _TIMEOUT_S,
+            failure=ErrorCode.BAD_IMAGE,
+        )
+        answer = json.loads(finished.stdout)
+        if "error" in answer:
+            raise OperationError(
+                ErrorCode.BAD_IMAGE,
+                f"cannot merge extension {name} ({image.name}): {answer['error']}",
+                "Build the extension again with 'avocadoctl build' and deploy it.",
+                {"image": image.name, "extension": name},
+            )
+        return parse_release(answer["release"].encode(), f"the release file of extension {name}")

@@ -73,12 +73,11 @@ class Sample:
 class HealthPolicy:
     """How long each thing may take. All in seconds but `frames`."""
 
-    appear_s: float = 30.0  # a service known to be on the bus answers there
-    first_seen_s: float = 5.0  # a service that may not be on the bus at all
+    appear_s: float = 30.0  # the pose service answers on the bus
     first_invoke_s: float = 300.0
     npu_s: float = 30.0  # after the first invoke: the NPU answers where it is required
     hopeless_s: float = 4.0
-    stable_s: float = 4.0  # after the first invoke
+    stable_s: float = 4.0  # after the first invoke, or after the start of units that are not on the bus
     deadline_s: float = 60.0  # after the first invoke
     frames: int = 10
     self_tests: int = 2  # wrong answers before the model is called bad
@@ -158,7 +157,7 @@ def _without_inference(samples: Sequence[Sample], policy: HealthPolicy, expected
     if expected or seen:
         return _until(samples, since, policy.appear_s, "the pose service does not answer on the bus")
     waited = samples[-1].at_s - since
-    return _HEALTHY if waited >= max(policy.first_seen_s, policy.stable_s) else Verdict(Health.UNDECIDED, "starting")
+    return _HEALTHY if waited >= policy.stable_s else Verdict(Health.UNDECIDED, "on probation")
 
 
 def _after_first_invoke(samples: Sequence[Sample], now: InferenceState, policy: HealthPolicy) -> Verdict:
@@ -227,7 +226,7 @@ def _lasting(samples: Sequence[Sample], seconds: float, holds: Callable[[Inferen
 def _until(samples: Sequence[Sample], since_s: float, limit_s: float, why: str) -> Verdict:
     waited = samples[-1].at_s - since_s
     if waited >= limit_s:
-        return _unhealthy(f"{why} within {limit_s:g} s")
+        return _unhealthy(f"{why} after {limit_s:g} s")
     return Verdict(Health.UNDECIDED, why)
 
 

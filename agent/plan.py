@@ -8,13 +8,15 @@ documentation of an update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agent.contract.manifest import Manifest
-from agent.extensions import Kind, MergedSet
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Extension, Manifest
+from agent.extensions import Kind, MergedSet, incompatibility, owned_services
 from agent.health import InferenceState, UnitState
 
 
@@ -85,3 +87,271 @@ class Wanted:
     manifest: Manifest | None
     source: str | None = None
     transfers: Mapping[str, int] = field(default_factory=dict)
+
+
+AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
+SPARE_BYTES = 16 * 1024 * 1024  # manifests, records, and room for the journal of the base
+
+
+def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
+    """The steps that bring the board to what is wanted; empty when it is there already.
+
+    Raises OperationError when something that can be known now rules the change out.
+    """
+    if wanted.kind is ChangeKind.UNMERGE:
+        return _unmerge(observed)
+    manifest = _the_manifest(observed, wanted)
+    check_board(observed, wanted.kind, manifest)
+    shown = shown_runtime(observed)
+    if manifest.id == observed.active and wanted.kind is not ChangeKind.REFRESH and _stands(observed, manifest):
+        return []
+    steps: list[StepSpec] = []
+    if wanted.kind in _MOVES:
+        steps += _bring(observed, wanted, manifest)
+    steps += _switch(observed, shown, manifest, whole=wanted.kind not in _MOVES)
+    if manifest.id != observed.active:
+        keep = [runtime for runtime in (manifest.id, observed.active) if runtime]
+        steps += [
+            StepSpec("activate", {"to": manifest.id, "from": observed.active}),
+            StepSpec("prune", {"keep": keep}),
+        ]
+    return steps
+
+
+def shown_runtime(observed: Observed) -> Manifest | None:
+    """The runtime whose set is merged now: the active one, or None when nothing of it is merged."""
+    active = observed.runtimes.get(observed.active or "")
+    if active is None:
+        return None
+    merged = {(kind, name) for kind, names in observed.merged.names.items() for name in names}
+    return active if any((kind, name) in merged for kind, names in _links(active).items() for name in names) else None
+
+
+def check_board(observed: Observed, kind: ChangeKind, manifest: Manifest) -> None:
+    """Whether this board may run this runtime, as far as that is known before anything is fetched."""
+    what = f"cannot {_VERBS[kind]} runtime {manifest.runtime.name} {manifest.runtime.version}"
+    if manifest.os_bundle is not None:
+        raise OperationError(
+            ErrorCode.UNSUPPORTED,
+            f"{what}: it brings an OS bundle, and this agent does not update the operating system",
+            "Build the runtime without 'os_bundle' and update the OS with its own tool.",
+        )
+    if manifest.target != observed.target:
+        raise OperationError(
+            ErrorCode.WRONG_TARGET,
+            f"{what}: it is for target {manifest.target}, this board is {observed.target or 'of no known target'}",
+            f"Build it for this board: 'avocadoctl build --target {observed.target or 'TARGET'}'.",
+        )
+    if manifest.arch != observed.arch:
+        raise OperationError(
+            ErrorCode.WRONG_TARGET, f"{what}: it is for {manifest.arch}, this board is {observed.arch}"
+        )
+    _check_requirements(observed, manifest, what)
+    _check_extensions(observed, manifest, what)
+
+
+def _check_requirements(observed: Observed, manifest: Manifest, what: str) -> None:
+    requires = manifest.requires
+    if requires.python is not None and requires.python != observed.python:
+        raise OperationError(
+            ErrorCode.REQUIREMENT_UNMET,
+            f"{what}: it needs Python {requires.python}, this board has {observed.python}",
+            f"Build it for Python {observed.python}: set it in the target's file.",
+        )
+    if requires.agent is not None and _version(observed.agent_version) < _version(requires.agent):
+        raise OperationError(
+            ErrorCode.REQUIREMENT_UNMET,
+            f"{what}: it needs agent {requires.agent}, this board runs {observed.agent_version}",
+            "Deploy a runtime that only updates the avocado-agent extension first.",
+        )
+    for key, value in requires.os.items():
+        if observed.os_release.get(key) != value:
+            raise OperationError(
+                ErrorCode.REQUIREMENT_UNMET,
+                f"{what}: it needs {key}={value}, this board has {key}={observed.os_release.get(key, '')}",
+                "Build it for the operating system of this board.",
+            )
+
+
+def _check_extensions(observed: Observed, manifest: Manifest, what: str) -> None:
+    for extension in manifest.extensions:
+        known = observed.releases.get(extension.image_id, {})
+        for kind in extension.types:
+            if Kind(kind) not in known:
+                continue  # inside an image that is not here yet; stage_runtime looks
+            why = incompatibility(known[Kind(kind)], Kind(kind), observed.os_release, observed.arch)
+            if why:
+                raise OperationError(
+                    ErrorCode.INCOMPATIBLE,
+                    f"{what}: systemd would ignore extension {extension.name} {extension.version}: {why}",
+                    "Build the extension for the operating system of this board.",
+                )
+
+
+def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepSpec]:
+    """The images and the runtime's folder are on the disk."""
+    steps: list[StepSpec] = []
+    if _must_prune_first(observed, wanted, manifest):
+        keep = [runtime for runtime in (observed.active, observed.previous, manifest.id) if runtime]
+        spare = [extension.image_id for extension in manifest.extensions]
+        steps.append(StepSpec("prune", {"keep": keep, "keep_images": spare}))
+    active = observed.runtimes.get(observed.active or "")
+    bases = [e for e in active.extensions if e.image_id in observed.images] if active else []
+    fetch = {
+        "source": wanted.source,
+        "extensions": [_plain(extension) for extension in manifest.extensions],
+        "held": [_plain(extension) for extension in bases],
+    }
+    stage = {
+        "manifest": manifest.model_dump(mode="json", exclude_none=True),
+        "os_release": dict(observed.os_release),
+        "arch": observed.arch,
+    }
+    return [*steps, StepSpec("fetch_images", fetch), StepSpec("stage_runtime", stage)]
+
+
+def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) -> bool:
+    """Whether the images fit only after a prune. Raises `no-space` when they do not fit even then."""
+    missing = [e for e in manifest.extensions if e.image_id not in observed.images]
+    needed = sum(e.size_bytes for e in missing) + SPARE_BYTES if missing else 0
+    if needed <= observed.free_bytes:
+        return False
+    kept = [observed.runtimes[r] for r in (observed.active, observed.previous) if r in observed.runtimes]
+    used = {e.image_id for m in (*kept, manifest) for e in m.extensions}
+    freeable = sum(size for image, size in observed.images.items() if image not in used)
+    if needed > observed.free_bytes + freeable:
+        raise OperationError(
+            ErrorCode.NO_SPACE,
+            f"cannot {_VERBS[wanted.kind]} runtime {manifest.runtime.name} {manifest.runtime.version}:"
+            f" it needs {_mib(needed)} MiB, and {_mib(observed.free_bytes + freeable)} MiB are free"
+            " with everything unused removed",
+            "Free space on the file system of /var/lib/avocado.",
+            {"needed_bytes": needed, "free_bytes": observed.free_bytes, "freeable_bytes": freeable},
+        )
+    return True
+
+
+def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, whole: bool) -> list[StepSpec]:
+    """The running overlay shows `to`, with the services of whatever changes stopped meanwhile.
+
+    `whole`: the overlay is laid anew although its images may be the same, so every service is affected.
+    """
+    old = list(shown.extensions) if shown else []
+    new = list(to.extensions) if to else []
+    if not whole:
+        same = {(e.name, e.image_id) for e in old} & {(e.name, e.image_id) for e in new}
+        old = [e for e in old if (e.name, e.image_id) not in same]
+        new = [e for e in new if (e.name, e.image_id) not in same]
+    units = _units_of(observed, old)
+    stopped = [u for u in units if not observed.after_stuck and _is_stopped(observed.services.get(u))]
+    images = [_plain(extension) for extension in new]
+    affected = {"units": units, "images": images}
+    overlay = {
+        "from": shown.id if shown else None,
+        "to": to.id if to else None,
+        "from_names": _links(shown) if shown else {},
+        "to_names": _links(to) if to else {},
+    }
+    steps = []
+    if old or new:
+        leaving = {"leaving": [_plain(extension) for extension in old]}
+        steps += [
+            StepSpec("stop_services", affected | leaving),
+            StepSpec("release_npu", affected | _npu(observed)),
+        ]
+    steps += [
+        StepSpec("switch_overlay", overlay),
+        StepSpec("reload", {"images": images, "leaving": [_plain(extension) for extension in old]}),
+    ]
+    if to is not None:
+        starting = affected | {"stay_stopped": stopped}
+        steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
+    return steps
+
+
+def _unmerge(observed: Observed) -> list[StepSpec]:
+    shown = shown_runtime(observed)
+    return _switch(observed, shown, None, whole=True) if shown else []
+
+
+def _npu(observed: Observed) -> dict[str, Any]:
+    inference = observed.inference
+    npu = (
+        NpuFacts(inference.nodes, inference.settle_s, inference.contexts)
+        if inference and inference.nodes
+        else observed.last_npu
+    )
+    if npu is None:
+        return {"nodes": [], "settle_s": 0.0, "contexts": 0}
+    return {"nodes": list(npu.nodes), "settle_s": npu.settle_s, "contexts": npu.contexts}
+
+
+def _the_manifest(observed: Observed, wanted: Wanted) -> Manifest:
+    if wanted.manifest is not None:
+        return wanted.manifest
+    if wanted.kind in (ChangeKind.MERGE, ChangeKind.REFRESH):
+        active = observed.runtimes.get(observed.active or "")
+        if active is not None:
+            return active
+        raise OperationError(
+            ErrorCode.NOT_FOUND,
+            f"cannot {_VERBS[wanted.kind]} the extensions: no runtime is active",
+            "Deploy one from the host: 'avocadoctl -H BOARD deploy'.",
+        )
+    raise OperationError(
+        ErrorCode.NOT_FOUND,
+        f"cannot {_VERBS[wanted.kind]} a runtime: there is none to change to",
+        "Run 'avocadoctl runtime list' to see what is on the board.",
+    )
+
+
+def _stands(observed: Observed, manifest: Manifest) -> bool:
+    """Every image is held and every link is merged."""
+    held = all(extension.image_id in observed.images for extension in manifest.extensions)
+    return held and all(
+        name in observed.merged.names.get(Kind(kind), ()) for kind, names in _links(manifest).items() for name in names
+    )
+
+
+def _units_of(observed: Observed, extensions: Iterable[Extension]) -> list[str]:
+    releases = (observed.releases.get(e.image_id, {}).get(Kind(kind), {}) for e in extensions for kind in e.types)
+    units = dict.fromkeys(unit for release in releases for unit in owned_services(release))
+    return [unit for unit in units if unit != AGENT_UNIT]
+
+
+def _is_stopped(unit: UnitState | None) -> bool:
+    """Somebody stopped it. A failed or restarting unit is one that somebody wants."""
+    return unit is not None and unit.load == "loaded" and unit.active == "inactive"
+
+
+def _links(manifest: Manifest) -> dict[str, list[str]]:
+    links: dict[str, list[str]] = {kind.value: [] for kind in Kind}
+    for extension in manifest.extensions:
+        for kind in extension.types:
+            links[kind].append(manifest.link_name(extension).removesuffix(".raw"))
+    return {kind: sorted(names) for kind, names in links.items() if names}
+
+
+def _plain(extension: Extension) -> dict[str, Any]:
+    return extension.model_dump(mode="json")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of a version; what follows the first other character does not order it."""
+    numbers = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in numbers.group().split(".")) if numbers else ()
+
+
+def _mib(size_bytes: int) -> int:
+    return -(-size_bytes // (1024 * 1024))
+
+
+_MOVES = frozenset({ChangeKind.DEPLOY, ChangeKind.ACTIVATE, ChangeKind.ROLLBACK})
+_VERBS = {
+    ChangeKind.DEPLOY: "deploy",
+    ChangeKind.ACTIVATE: "activate",
+    ChangeKind.ROLLBACK: "roll back to",
+    ChangeKind.REFRESH: "refresh",
+    ChangeKind.MERGE: "merge",
+    ChangeKind.UNMERGE: "unmerge",
+}

@@ -67,7 +67,7 @@ def apply_delta(
     `base_sha256` is the hash of `base` when the caller has just computed it; otherwise it is computed here. Errors
     raised by `chunks` pass through and leave the part for a later resume.
     """
-    reader = _Reader(chunks, resume)
+    reader = Reader(chunks, resume)
     try:
         info = resume.info if resume else parse_header(reader.take(HEADER_BYTES))
         with _open_base(base, info, base_sha256) as old, _open_part(part, resume) as new:
@@ -81,11 +81,6 @@ def apply_delta(
             part.unlink(missing_ok=True)
         raise
     return info
-
-
-def read_header(chunks: Iterable[bytes]) -> DeltaInfo:
-    """The header at the beginning of a delta."""
-    return parse_header(_Reader(chunks, None).take(HEADER_BYTES))
 
 
 def file_chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
@@ -105,7 +100,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _run(
-    reader: _Reader,
+    reader: Reader,
     old: BinaryIO | None,
     output: _Output,
     cursor: int,
@@ -134,7 +129,7 @@ def _run(
         raise invalid("the result's hash is not the one the header promises")
 
 
-def _pieces(op: Op, reader: _Reader, old: BinaryIO | None) -> Iterator[bytes]:
+def _pieces(op: Op, reader: Reader, old: BinaryIO | None) -> Iterator[bytes]:
     if op.kind is OpKind.COPY:
         assert old is not None  # noqa: S101 (read_op admits no COPY from an empty base)
         old.seek(op.offset)
@@ -246,10 +241,10 @@ class _Output:
         os.fdatasync(self.file.fileno())
 
 
-class _Reader:
+class Reader:
     """The delta's bytes as they arrive: exact reads, their position and their running CRC."""
 
-    def __init__(self, chunks: Iterable[bytes], resume: Checkpoint | None) -> None:
+    def __init__(self, chunks: Iterable[bytes], resume: Checkpoint | None = None) -> None:
         self._chunks = iter(chunks)
         self._held = b""
         self._at = 0
@@ -257,6 +252,7 @@ class _Reader:
         self.crc = resume.crc if resume else 0
 
     def take(self, count: int) -> bytes:
+        """Exactly the next `count` bytes. Raises `delta-invalid` when fewer are left."""
         pieces: list[bytes] = []
         wanted = count
         while wanted:
@@ -278,4 +274,5 @@ class _Reader:
         raise invalid("it is cut short")
 
     def at_end(self) -> bool:
+        """Nothing follows."""
         return self._at == len(self._held) and not any(self._chunks)

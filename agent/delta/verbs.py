@@ -1,0 +1,147 @@
+"""`avocadoctl delta create|apply|info`: the codec on any pair of files.
+
+Data goes to standard output, progress to a terminal on standard error. The output file appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta.apply import apply_delta, file_chunks
+from agent.delta.describe import describe
+
+Progress = Callable[[int, int], None]
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `delta` and its verbs; each sets `run`, a function of the parsed arguments that returns an exit status."""
+    delta = subparsers.add_parser("delta", help="make, apply and read deltas between any two files")
+    verbs = delta.add_subparsers(dest="delta_verb", required=True, metavar="VERB")
+
+    create = verbs.add_parser("create", help="write the delta that makes NEW out of OLD")
+    create.add_argument("old", type=Path, metavar="OLD", help="the base, or - for a full transfer")
+    create.add_argument("new", type=Path, metavar="NEW")
+    create.add_argument("out", type=Path, metavar="OUT")
+    create.set_defaults(run=run_create)
+
+    apply = verbs.add_parser("apply", help="make OUT from OLD and a delta")
+    apply.add_argument("old", type=Path, metavar="OLD", help="the base, or - when the delta needs none")
+    apply.add_argument("delta", type=Path, metavar="DELTA")
+    apply.add_argument("out", type=Path, metavar="OUT")
+    apply.set_defaults(run=run_apply)
+
+    info = verbs.add_parser("info", help="say what a delta is made from and what it makes")
+    info.add_argument("delta", type=Path, metavar="DELTA")
+    info.set_defaults(run=run_info)
+
+    for verb in (create, apply, info):
+        # SUPPRESS keeps a value given before the verb.
+        verb.add_argument("-o", "--output", choices=["table", "json"], default=argparse.SUPPRESS)
+
+
+def run_create(arguments: argparse.Namespace) -> int:
+    """Encode, then print the sizes."""
+    from agent.delta.encode import encode_delta  # the device applies and never encodes
+
+    base = _base(arguments.old)
+    _readable(arguments.new)
+    began = time.monotonic()
+    with _Meter("create") as meter:
+        info = encode_delta(base, arguments.new, arguments.out, progress=meter)
+    size = arguments.out.stat().st_size
+    facts = {"out": str(arguments.out), "delta_size_bytes": size, "result_size_bytes": info.result_size_bytes}
+    facts |= {"base_sha256": info.base_sha256, "result_sha256": info.result_sha256, "seconds": _since(began)}
+    ratio = f" ({size / info.result_size_bytes:.1%})" if info.result_size_bytes else ""
+    _print(arguments, facts, f"{arguments.out}: {size:,} bytes for {info.result_size_bytes:,}{ratio}")
+    return 0
+
+
+def run_apply(arguments: argparse.Namespace) -> int:
+    """Apply into a part file beside OUT, then rename it."""
+    base = _base(arguments.old)
+    _readable(arguments.delta)
+    out: Path = arguments.out
+    part = out.with_name(out.name + ".part")
+    began = time.monotonic()
+    try:
+        with _Meter("apply") as meter:
+            info = apply_delta(base, file_chunks(arguments.delta), part, progress=meter)
+        part.replace(out)
+    except OSError as cause:
+        code = ErrorCode.NO_SPACE if cause.errno == 28 else ErrorCode.INTERNAL
+        raise OperationError(code, f"cannot write {out}: {cause.strerror}") from cause
+    finally:
+        part.unlink(missing_ok=True)
+    facts = {"out": str(out), "result_sha256": info.result_sha256, "result_size_bytes": info.result_size_bytes}
+    _print(arguments, {**facts, "seconds": _since(began)}, f"{out}: {info.result_size_bytes:,} bytes, hash verified")
+    return 0
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Print the header and the operations by kind."""
+    _readable(arguments.delta)
+    found = describe(arguments.delta)
+    info = found.info
+    lines = [
+        f"format   {info.format}, {found.delta_size_bytes:,} bytes",
+        f"base     {info.base_sha256 or 'none: a full transfer'}"
+        + (f", {info.base_size_bytes:,} bytes" if info.base_sha256 else ""),
+        f"result   {info.result_sha256}, {info.result_size_bytes:,} bytes",
+        f"bounds   segment {info.segment_bytes:,} bytes, window {info.window_bytes:,} bytes",
+    ]
+    for name, share in found.shares.items():
+        if share.operations:
+            numbers = f"{share.operations:,} operations make {share.result_bytes:,} bytes out of {share.moved_bytes:,}"
+            lines.append(f"{name:8} {numbers}")
+    _print(arguments, found.as_dict(), "\n".join(lines))
+    return 0
+
+
+def _base(path: Path) -> Path | None:
+    if str(path) == "-":
+        return None
+    _readable(path)
+    return path
+
+
+def _readable(path: Path) -> None:
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise OperationError(ErrorCode.NOT_FOUND, f"cannot read {path}: it is not a readable file")
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)
+
+
+def _print(arguments: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+    print(json.dumps(facts) if getattr(arguments, "output", "table") == "json" else text)
+
+
+class _Meter:
+    """One line of progress on a terminal, at most ten times a second; nothing elsewhere."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._shown = -1.0
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+
+    def _show(self, done: int, total: int) -> None:
+        if self._live and (now := time.monotonic()) - self._shown > 0.1:
+            self._shown = now
+            sys.stderr.write(f"\r{self._verb} {100 * done // max(total, 1)} %")
+            sys.stderr.flush()

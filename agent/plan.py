@@ -216,7 +216,7 @@ def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) ->
     needed = sum(e.size_bytes for e in missing) + SPARE_BYTES if missing else 0
     if needed <= observed.free_bytes:
         return False
-    kept = [observed.runtimes[r] for r in (observed.active, observed.previous) if r in observed.runtimes]
+    kept = [observed.runtimes[r] for r in (observed.active, observed.previous) if r and r in observed.runtimes]
     used = {e.image_id for m in (*kept, manifest) for e in m.extensions}
     freeable = sum(size for image, size in observed.images.items() if image not in used)
     if needed > observed.free_bytes + freeable:

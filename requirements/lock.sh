@@ -13,3 +13,11 @@ lock() { # lock NAME EXTRA...
 lock agent
 lock pose pose
 lock dev pose host prepare dev
+
+# What goes into the images of the example, for the board's Python; the same packages for both processors.
+lock_device() {
+    uv pip compile --quiet --universal --python-version 3.12 --generate-hashes --no-emit-index-url --no-header \
+        "requirements/$1.in" -o "requirements/$1.txt"
+}
+lock_device device-agent
+lock_device device-pose

@@ -1,0 +1,87 @@
+"""What the host must offer before a board can run on it: root, a few kernel features, programs from Debian packages.
+
+`obstacle` only looks and says why a board cannot run here; `install_tools` adds the missing packages with apt-get.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.device.process import run
+from tests.device.progress import step
+
+TOOLS = {
+    "mmdebstrap": "mmdebstrap",
+    "systemd-nspawn": "systemd-container",
+    "nsenter": "util-linux",
+    "ip": "iproute2",
+    "zstd": "zstd",
+    "ssh": "openssh-client",
+    "mkfs.btrfs": "btrfs-progs",
+    "mkfs.ext4": "e2fsprogs",
+    "mount": "mount",
+}
+
+
+def obstacle() -> str | None:
+    """The reason why no board can run on this host, or None."""
+    if os.geteuid() != 0:
+        return "the virtual board needs root"
+    if not Path("/dev/loop-control").exists():
+        return "the virtual board needs loop devices, and /dev/loop-control is missing"
+    if not Path("/proc/self/ns/cgroup").exists() or not any(kind == "cgroup2" for _, kind, _ in mounts()):
+        return "the virtual board needs a mounted cgroup2 hierarchy"
+    if _missing() and shutil.which("apt-get") is None:
+        return f"the virtual board needs {', '.join(_missing())}, and there is no apt-get to install them with"
+    return None
+
+
+def install_tools() -> None:
+    """Install the Debian packages whose programs are missing on this host."""
+    missing = _missing()
+    if not missing:
+        return
+    packages = sorted({TOOLS[name] for name in missing})
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    with step(f"installing {' '.join(packages)}"):
+        run([*apt, "update"], doing="read the package lists", timeout_s=300, env=quiet)
+        # The keyring comes along because an older one lacks the key of the release that the board runs.
+        wanted = [*packages, "debian-archive-keyring"]
+        install = [*apt, "install", "-y", "--no-install-recommends", *wanted]
+        run(install, doing=f"install {' '.join(packages)}", timeout_s=600, env=quiet)
+
+
+def _missing() -> list[str]:
+    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    return [name for name in TOOLS if shutil.which(name, path=places) is None]
+
+
+def mounts() -> Iterator[tuple[Path, str, str]]:
+    """Mount point, file system type and super block options of everything this process sees mounted."""
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        # The kernel writes blanks and the like in octal.
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields.split(" ")[4])
+        yield Path(point), kind, options
+
+
+def mounts_below(folder: Path) -> list[Path]:
+    """Mount points in `folder`, itself included, in the order in which they can be unmounted."""
+    return [point for point, _, _ in mounts() if point == folder or folder in point.parents][::-1]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path` among all processes of this host."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,8 +1,8 @@
 """What a camera is, which one "auto" means, and how a JPEG becomes a frame.
 
 A camera is opened, read and closed from one thread and may block there, never longer than until `stopped` is set plus a
-fraction of a second. That it is absent or was unplugged is an ordinary state, told by `CameraLostError`; a single frame that
-came damaged over the cable is a `DamagedFrameError`, and the next one may be good.
+fraction of a second. That it is absent or was unplugged is an ordinary state, told by `CameraLostError`; a single frame
+that came damaged over the cable is a `DamagedFrameError`, and the next one may be good.
 """
 
 from __future__ import annotations

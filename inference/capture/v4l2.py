@@ -1,8 +1,8 @@
 """A USB camera through V4L2: ioctl and mmap from the standard library, no GStreamer.
 
 Takes MJPEG where the camera offers it (USB 2.0 cannot carry 720p at 30 fps uncompressed), otherwise YUYV. Promises that
-an unplugged camera raises CameraLostError within a second. Refuses 32-bit kernels, whose structures are laid out otherwise.
-Not yet run on a camera: docs/board-validation.md names the command. Structures follow linux/videodev2.h.
+an unplugged camera raises CameraLostError within a second. Refuses 32-bit kernels, whose structures are laid out
+otherwise. Not yet run on a camera: docs/board-validation.md names the command. Structures follow linux/videodev2.h.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The page, the stream, the status and the events."""
+"""The page: the annotated stream, the state as JSON, poses as server-sent events, metrics."""

@@ -1,0 +1,78 @@
+"""avocadoctl ext, merge, unmerge, refresh: the extensions of the active runtime, and the running overlay.
+
+Each of the three is a change like a deploy: it stops the services concerned, proves the result, and is undone when it
+fails. Listing reads the status file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from agent.contract.status import read_status
+from agent.verbs.show import print_json
+from agent.verbs.status import extension_table, run_dir
+
+_CHANGES = {
+    "merge": ("merge the active runtime's extensions", "Merge"),
+    "unmerge": ("unmerge every extension until the next boot or merge", "Unmerge"),
+    "refresh": ("make the running set what the active runtime names", "Refresh"),
+}
+
+EXAMPLES = """\
+examples:
+  avocadoctl ext list                  every extension on this board
+  avocadoctl ext status                those that are wanted or merged
+  avocadoctl ext refresh               after somebody ran systemd-sysext by hand"""
+
+
+def register(subparsers: Any) -> None:
+    """Add `ext` and its top-level aliases."""
+    parser = subparsers.add_parser(
+        "ext",
+        help="extensions: list, status, merge, unmerge, refresh",
+        description="See the extensions of this board, and merge or unmerge them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="every extension on this board").set_defaults(run=run_list)
+    actions.add_parser("status", help="those that are wanted or merged").set_defaults(run=run_status)
+    for holder in (actions, subparsers):
+        for name, (summary, _) in _CHANGES.items():
+            holder.add_parser(
+                name, help=summary, description=f"{summary.capitalize()}.", epilog=f"example:\n  avocadoctl {name}"
+            ).set_defaults(run=run_change_verb, change=name)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print every extension."""
+    return _print(args, wanted_only=False)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Print the extensions that are wanted or merged."""
+    return _print(args, wanted_only=True)
+
+
+def _print(args: argparse.Namespace, *, wanted_only: bool) -> int:
+    document = read_status(run_dir())
+    entries = [
+        entry
+        for entry in document["extensions"]
+        if not wanted_only or entry["isMerged"] or entry["origin"] == "runtime"
+    ]
+    if args.output == "json":
+        print_json(entries)
+    elif entries:
+        print(extension_table(entries))
+    else:
+        print("no extensions")
+    return 0
+
+
+def run_change_verb(args: argparse.Namespace) -> int:
+    """Merge, unmerge or refresh, and follow the change."""
+    from agent.verbs.client import run_change  # the bus library, which listing does not need
+
+    return run_change(_CHANGES[args.change][1], "", [], as_json=args.output == "json")

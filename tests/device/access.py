@@ -39,7 +39,7 @@ class Access:
 
     def create(self, root: Path) -> None:
         """Make the keys, put them into the board's root file system, and write what the host's ssh needs."""
-        self.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.programs.mkdir(parents=True)
         user_key, host_key = self.folder / "id_ed25519", root / "etc/ssh/ssh_host_ed25519_key"
         for path, comment in ((user_key, "workstation"), (host_key, "board")):
@@ -55,10 +55,6 @@ class Access:
         ssh = shlex.join([shutil.which("ssh") or "/usr/bin/ssh", "-F", str(self.config)])
         program.write_text(f'#!/bin/sh\nexec {within} {ssh} "$@"\n')
         program.chmod(0o755)
-
-    def remove(self) -> None:
-        """Remove what `create` wrote on the host; fine when it is gone."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def command(self, user: str = "root") -> list[str]:
         """The start of a command line that ends with what is to run on the board."""

@@ -35,7 +35,8 @@ class Board:
     def __init__(self, name: str, slot: slots.Slot) -> None:
         self.name = name
         self.slot = slot
-        self.access = Access(TREE / "build/board" / name, slot.network)
+        self._record = slots.Record(name=name, tree=str(TREE), owner=None)
+        self.access = Access(self._record.access_folder, slot.network)
         self.log = slot.folder / "console.log"
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._forwards: list[Forward] = []
@@ -49,8 +50,7 @@ class Board:
         template = rootfs.template()
         if (earlier := cls.find(name)) is not None:
             earlier.destroy()
-        record = slots.Record(name=name, tree=str(TREE), owner=slots.this_process())
-        board = cls(name, slots.allocate(record))
+        board = cls(name, slots.allocate(slots.Record(name=name, tree=str(TREE), owner=slots.this_process())))
         try:
             board.slot.disk.create(template)
             board._write_identity()
@@ -67,7 +67,7 @@ class Board:
 
     def keep(self) -> None:
         """Let the board outlive this process, until somebody destroys it."""
-        self.slot.write_record(slots.Record(name=self.name, tree=str(TREE), owner=None))
+        self.slot.write_record(self._record)
 
     def provision(self, write: Callable[[Path], None]) -> None:
         """Call `write` with the path at which the board's root file system is mounted. The board must be off."""
@@ -173,13 +173,14 @@ class Board:
         """Take away everything this board made on the host."""
         for way in self._forwards:
             way.close()
-        self.slot.clear()
+        slots.release(self.slot)
         self._reap()
-        self.access.remove()
 
     def traces(self) -> list[str]:
         """What of this board is on the host; nothing after `destroy`."""
-        return self.slot.traces()
+        record = self.slot.record()
+        reused = record is not None and record.access_folder != self._record.access_folder
+        return [] if reused else self.slot.traces()
 
     def console(self, lines: int = LOG_LINES) -> str:
         """The end of what the board printed on its console."""

@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 
-from tests.device.board import Board
+from tests.device.board import TREE, Board
+from tests.device.host import locked
 from tests.device.process import BoardError
 from tests.device.progress import step
 
@@ -29,6 +30,11 @@ def main() -> int:
 
 
 def _up(options: argparse.Namespace) -> int:
+    with locked(TREE / f"build/board/.{options.name}.lock"):  # against a second `make board` beside this one
+        return _up_alone(options)
+
+
+def _up_alone(options: argparse.Namespace) -> int:
     board = Board.find(options.name)
     if board is not None and board.is_running():
         print(f"{board.name} is up already")

@@ -35,8 +35,8 @@ def obstacle() -> str | None:
         return "the virtual board needs root"
     if not Path("/dev/loop-control").exists():
         return "the virtual board needs loop devices, and /dev/loop-control is missing"
-    if not Path("/proc/self/ns/cgroup").exists() or not any(kind == "cgroup2" for _, kind, _ in mounts()):
-        return "the virtual board needs a mounted cgroup2 hierarchy"
+    if not any(kind == "cgroup2" and os.access(point, os.W_OK) for point, kind, _ in mounts()):
+        return "the virtual board needs a cgroup2 hierarchy that is mounted and writable"
     if _missing() and shutil.which("apt-get") is None:
         return f"the virtual board needs {', '.join(_missing())}, and there is no apt-get to install them with"
     return None

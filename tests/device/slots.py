@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.device.process import BoardError, holds_within
 
 WORK = Path("/var/tmp/avocado-boards")
 SLOTS = 128
+NSPAWN_FOLDERS = Path("/run/systemd/nspawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class Record:
     name: str
     tree: str
     owner: Owner | None
+
+    @property
+    def access_folder(self) -> Path:
+        """Where the work tree keeps what is needed to reach the board."""
+        return Path(self.tree) / "build/board" / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,18 @@ class Slot:
             raise BoardError(f"cannot stop the board in slot {self.number}: processes {self.groups.pids()} do not end")
 
     def clear(self) -> None:
-        """Take away everything this slot has in the kernel and on the disk, whatever state it is in."""
+        """Take away everything this slot has in the kernel and on the disk, whatever state it is in.
+
+        The caller holds the lock, so that nobody takes the number while its names are still in use.
+        """
         self.stop()
         self.groups.remove()
         self.network.down()
+        if (record := self.record()) is not None:
+            shutil.rmtree(record.access_folder, ignore_errors=True)
         remove_folder(self.folder)
+        for folder in NSPAWN_FOLDERS.glob(f"*/{self.groups.name}"):
+            folder.rmdir()  # nspawn leaves these where /run is not a tmpfs
         if not holds_within(lambda: not self.traces(), timeout_s=10):
             raise BoardError(f"cannot clear board slot {self.number}: {', '.join(self.traces())} remains")
 
@@ -131,6 +145,12 @@ def allocate(record: Record) -> Slot:
             slot.write_record(record)
             return slot
     raise BoardError(f"cannot make a board: all {SLOTS} slots in {WORK} are taken")
+
+
+def release(slot: Slot) -> None:
+    """Clear a slot and give its number back."""
+    with locked(WORK / "lock"):
+        slot.clear()
 
 
 def find(name: str, tree: Path) -> Slot | None:

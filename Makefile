@@ -46,7 +46,7 @@ test: setup model ## everything, the virtual board included
 test-long: setup model ## the campaigns: power cuts, kills, soaks
 	$(PY) -m pytest -m long --timeout 3600
 
-board: setup ## build and boot the virtual board
+board: ## build and boot the virtual board
 	python3 -m tests.device.board up
 
 board-ssh: ## a shell on the virtual board

@@ -131,10 +131,12 @@ def wants_self_test(samples: Sequence[Sample], policy: HealthPolicy) -> bool:
     return not good and samples[-1].at_s - done[-1].at_s >= 1.0
 
 
-def answering(sample: Sample) -> bool:
+def answering(sample: Sample, *, expect_inference: bool) -> bool:
     """The set does its work again, healthy or not: this ends the time the service was away."""
     if sample.inference is not None:
         return sample.inference.backend != "none" and (sample.inference.frames > 0 or not sample.inference.camera)
+    if expect_inference:
+        return False
     return all(unit.active == "active" for unit in sample.units.values())
 
 

@@ -90,6 +90,7 @@ class Wanted:
 
 
 AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
+INFERENCE_UNIT = "pose.service"  # answers as org.avocado.Inference1
 SPARE_BYTES = 16 * 1024 * 1024  # manifests, records, and room for the journal of the base
 
 
@@ -244,7 +245,7 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
         new = [e for e in new if (e.name, e.image_id) not in same]
     units = _units_of(observed, old)
     stopped = [u for u in units if not observed.after_stuck and _is_stopped(observed.services.get(u))]
-    images = [_plain(extension) for extension in new]
+    images, leaving = [_plain(e) for e in new], [_plain(e) for e in old]
     affected = {"units": units, "images": images}
     overlay = {
         "from": shown.id if shown else None,
@@ -254,14 +255,13 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
     }
     steps = []
     if old or new:
-        leaving = {"leaving": [_plain(extension) for extension in old]}
         steps += [
-            StepSpec("stop_services", affected | leaving),
+            StepSpec("stop_services", affected | {"leaving": leaving}),
             StepSpec("release_npu", affected | _npu(observed)),
         ]
     steps += [
         StepSpec("switch_overlay", overlay),
-        StepSpec("reload", {"images": images, "leaving": [_plain(extension) for extension in old]}),
+        StepSpec("reload", {"images": images}),
     ]
     if to is not None:
         starting = affected | {"stay_stopped": stopped}

@@ -143,7 +143,7 @@ class ChangeRecord:
 
     def as_bytes(self) -> bytes:
         """The document as the journal writes it."""
-        return (json.dumps(self.as_dict(), indent=1) + "\n").encode()
+        return (json.dumps(self.as_dict()) + "\n").encode()
 
 
 def parse_record(data: bytes) -> ChangeRecord:

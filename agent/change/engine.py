@@ -1,0 +1,351 @@
+"""The engine: runs a change's steps, journalled before each effect, and puts the board back when one fails.
+
+It names no step. What it promises, whatever instant the power goes or the agent dies:
+
+- before the commit, the board ends as it was; after it, as was wanted; the record says which and why;
+- a step's memo and the phase `doing` are on disk before `do` runs, so whatever happened can be undone;
+- the failing or interrupted step is undone too;
+- whether the commit happened is asked of the device, never read from the journal alone;
+- recovery counts its attempts before anything else; at the limit, or when an undo fails, the change is `stuck`.
+
+An operation runs in the caller's thread, one at a time. `Shutdown` and every other BaseException pass through: the
+journal stays as it is and the next start decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from agent.change import events
+from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, Reason, StepRecord
+from agent.change.step import CommitStep, Step
+from agent.contract.errors import ErrorCode, OperationError
+from agent.ports.protocols import Clock
+
+ATTEMPTS_LIMIT = 5
+_UNDOABLE = (Phase.DOING, Phase.DONE, Phase.UNDOING)
+_LOG = logging.getLogger("avocado.change")
+_Result = TypeVar("_Result")
+
+Progress = Callable[[ChangeRecord], None]
+
+
+class Records(Protocol):
+    """The journal, as the engine uses it."""
+
+    def next_number(self) -> int:
+        """A number no change has had."""
+
+    def save(self, record: ChangeRecord) -> None:
+        """The record is on disk when this returns."""
+
+    def newest(self) -> ChangeRecord | None:
+        """The only change that can still be running."""
+
+
+class Engine:
+    """Runs new changes and finishes or reverts an interrupted one."""
+
+    def __init__(
+        self, journal: Records, handlers: Mapping[str, Step], clock: Clock, *, attempts_limit: int = ATTEMPTS_LIMIT
+    ) -> None:
+        self._journal = journal
+        self._handlers = handlers
+        self._clock = clock
+        self._attempts_limit = attempts_limit
+
+    def run(self, change: NewChange, progress: Progress, cancelled: Callable[[], bool]) -> ChangeRecord:
+        """Run a change to its end and return the final record. Raises only when the journal cannot take the change."""
+        record = ChangeRecord(
+            number=self._journal.next_number(),
+            kind=change.kind,
+            boot_id=self._clock.boot_id(),
+            requested_by=change.requested_by,
+            from_runtime=change.from_runtime,
+            to_runtime=change.to_runtime,
+            steps=tuple(StepRecord(spec.kind, spec.inputs) for spec in change.steps),
+            started_at=self._clock.now(),
+            facts=dict(change.facts),
+        )
+        run = _Run(record, self._journal, self._handlers, self._clock, progress, cancelled)
+        run.save()
+        run.say(events.CHANGE_BEGUN, logging.INFO, f"begun for {record.requested_by}")
+        return run.to_the_end()
+
+    def recover(self, progress: Progress) -> ChangeRecord | None:
+        """Finish or revert what an earlier start left running; None when there is nothing. Called once, at start.
+
+        Raises OperationError when the journal cannot be read or written: then no change may run.
+        """
+        record = self._journal.newest()
+        if record is None or record.outcome is not Outcome.RUNNING:
+            return None
+        record = replace(record, attempts=record.attempts + 1)
+        run = _Run(record, self._journal, self._handlers, self._clock, progress, lambda: False)
+        run.save()
+        if record.attempts > self._attempts_limit:
+            return run.stuck(
+                OperationError(
+                    ErrorCode.CHANGE_STUCK, f"its recovery was cut short {self._attempts_limit} times", _remedy(record)
+                )
+            )
+        return run.resume()
+
+    def cancellable(self, record: ChangeRecord) -> bool:
+        """Whether a cancellation would still be obeyed."""
+        begun = [step for step in record.steps if step.phase is not Phase.PENDING]
+        return (
+            record.outcome is Outcome.RUNNING
+            and not record.reverting
+            and all(step.kind in self._handlers and self._handlers[step.kind].cancellable for step in begun)
+        )
+
+
+class _Run:
+    """One pass over a record. Every change of the record goes through `_put`."""
+
+    def __init__(
+        self,
+        record: ChangeRecord,
+        journal: Records,
+        handlers: Mapping[str, Step],
+        clock: Clock,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.record = record
+        self._journal = journal
+        self._handlers = handlers
+        self._clock = clock
+        self._progress = progress
+        self._cancelled = cancelled
+
+    def to_the_end(self) -> ChangeRecord:
+        if not self.record.reverting:
+            try:
+                self._forward()
+            except OperationError as error:
+                self._turn_back(error)
+        if not self.record.reverting:
+            return self._end(Outcome.APPLIED)
+        try:
+            self._backward()
+        except OperationError as error:
+            return self.stuck(error)
+        reason = self.record.reason
+        cancelled = reason is not None and reason.code is ErrorCode.CHANGE_CANCELLED
+        return self._end(Outcome.CANCELLED if cancelled else Outcome.REVERTED)
+
+    def resume(self) -> ChangeRecord:
+        """Go on after an interruption: forward past the commit, back before it."""
+        self.say(events.CHANGE_RECOVERED, logging.WARNING, f"was interrupted; attempt {self.record.attempts}")
+        if self.record.reverting:
+            return self.to_the_end()
+        try:
+            committed = self._commit_happened()
+        except OperationError as error:
+            return self.stuck(error)
+        if committed:
+            self._put(committed=True)
+        else:
+            self._turn_back(self._interruption())
+        return self.to_the_end()
+
+    def stuck(self, error: OperationError) -> ChangeRecord:
+        before = f"; it failed because: {self.record.reason.message}" if self.record.reason else ""
+        self._put(
+            reason=Reason(ErrorCode.CHANGE_STUCK, f"{error.message}{before}", error.remedy or _remedy(self.record))
+        )
+        return self._end(Outcome.STUCK)
+
+    def save(self) -> None:
+        self._journal.save(self.record)
+        self._progress(self.record)
+
+    def say(self, message_id: str, level: int, text: str, **fields: Any) -> None:
+        """One line about this change in the journal of the system."""
+        record = self.record
+        events.event(
+            message_id, level, f"change {record.number} ({record.kind}) {text}", CHANGE_ID=record.number, **fields
+        )
+
+    def _forward(self) -> None:
+        for index, step in enumerate(self.record.steps):
+            if step.phase is Phase.DONE:
+                continue
+            try:
+                self._stop_if_cancelled(index)
+                self._do(index)
+                warning = ""
+            except OperationError as error:
+                if not self._is_final(index):
+                    raise
+                # Past the commit nothing goes back: what is left undone is a warning and the next change's work.
+                warning = error.message
+                self.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: {warning}", STEP=step.kind)
+            self._put_step(index, phase=Phase.DONE, **({"warning": warning} if warning else {}))
+            handler = self._handlers.get(step.kind)
+            if handler is not None and handler.commits:
+                self._put(committed=True)
+            self._save_after_effect()
+
+    def _do(self, index: int) -> None:
+        step = self.record.steps[index]
+        handler = self._handler(step.kind)
+        if step.phase is Phase.PENDING:
+            memo = self._guarded(step.kind, lambda: handler.prepare(step.inputs))
+            self._put_step(index, phase=Phase.DOING, memo=memo)
+            self.save()
+            step = self.record.steps[index]
+        self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
+
+    def _backward(self) -> None:
+        volatile_is_gone = self.record.boot_id != self._clock.boot_id()
+        for index in reversed(range(len(self.record.steps))):
+            step = self.record.steps[index]
+            if step.phase not in _UNDOABLE:
+                continue
+            if not (self._handler(step.kind).volatile and volatile_is_gone):
+                self._undo(index)
+            self._put_step(index, phase=Phase.UNDONE)
+            self._save_or_go_on()
+
+    def _undo(self, index: int) -> None:
+        step = self.record.steps[index]
+        self._put_step(index, phase=Phase.UNDOING)
+        self._save_or_go_on()
+        handler = self._handler(step.kind)
+        self._guarded(step.kind, lambda: handler.undo(step.inputs, step.memo))
+
+    def _turn_back(self, error: OperationError) -> None:
+        step = self.record.step
+        where = step.kind if step else ""
+        self.say(events.STEP_FAILED, logging.WARNING, f"turns back: {error.message}", STEP=where)
+        self._put(reverting=True, reason=Reason.of(error))
+        self._save_or_go_on()
+
+    def _end(self, outcome: Outcome) -> ChangeRecord:
+        self._put(outcome=outcome, ended_at=self._clock.now())
+        self._save_or_go_on()
+        reason = self.record.reason
+        text = f"{outcome.value}: {reason.message}" if reason else outcome.value
+        message_id, level = _CLOSING[outcome]
+        self.say(message_id, level, text)
+        return self.record
+
+    def _commit_happened(self) -> bool:
+        return self.record.committed or any(self._is_committed_by(step) for step in self.record.steps)
+
+    def _is_committed_by(self, step: StepRecord) -> bool:
+        if step.phase is Phase.PENDING:
+            return False
+        handler = self._handler(step.kind)
+        return isinstance(handler, CommitStep) and self._guarded(step.kind, lambda: handler.happened(step.inputs))
+
+    def _is_final(self, index: int) -> bool:
+        return self.record.committed or self._is_committed_by(self.record.steps[index])
+
+    def _stop_if_cancelled(self, index: int) -> None:
+        earlier = self.record.steps[:index]
+        if self._cancelled() and all(self._handler(step.kind).cancellable for step in earlier):
+            raise OperationError(
+                ErrorCode.CHANGE_CANCELLED, f"cannot finish change {self.record.number}: it was cancelled"
+            )
+
+    def _interruption(self) -> OperationError:
+        if self.record.boot_id != self._clock.boot_id():
+            return OperationError(
+                ErrorCode.POWER_LOST,
+                f"cannot finish change {self.record.number}: power lost before activation",
+                "Ask for the change again.",
+            )
+        return OperationError(
+            ErrorCode.CHANGE_REVERTED,
+            f"cannot finish change {self.record.number}: the agent was restarted before activation",
+            "Ask for the change again.",
+        )
+
+    def _handler(self, kind: str) -> Step:
+        try:
+            return self._handlers[kind]
+        except KeyError as cause:
+            raise OperationError(
+                ErrorCode.UNSUPPORTED,
+                f"cannot go on with change {self.record.number}: this agent does not know the step {kind}",
+            ) from cause
+
+    def _guarded(self, kind: str, call: Callable[[], _Result]) -> _Result:
+        try:
+            return call()
+        except OperationError:
+            raise
+        except Exception as cause:
+            # A boundary: a bug in a step must not leave the board in between.
+            _LOG.exception("step %s raised", kind)
+            raise OperationError(ErrorCode.INTERNAL, f"cannot finish step {kind}: {cause!r}") from cause
+
+    def _save_after_effect(self) -> None:
+        try:
+            self.save()
+        except OperationError as error:
+            if not self.record.committed:
+                raise
+            self._note_unsaved(error)
+
+    def _save_or_go_on(self) -> None:
+        # A full disk must not keep the board from going back; the next start would only undo once more.
+        try:
+            self.save()
+        except OperationError as error:
+            self._note_unsaved(error)
+
+    def _note_unsaved(self, error: OperationError) -> None:
+        self.say(events.STEP_WARNING, logging.WARNING, f"goes on without its record: {error.message}")
+        self._progress(self.record)
+
+    def _put(self, **changes: Any) -> None:
+        self.record = replace(self.record, **changes)
+
+    def _put_step(self, index: int, **changes: Any) -> None:
+        self.record = self.record.with_step(index, **changes)
+
+
+class _Report:
+    """The Report of one step."""
+
+    def __init__(self, run: _Run, index: int) -> None:
+        self._run = run
+        self._index = index
+
+    def progress(self, done: int, total: int) -> None:
+        if not self._run.record.reverting:
+            self._run._stop_if_cancelled(self._index + 1)
+        self._run._put(facts=self._run.record.facts | {"bytes_done": done, "bytes_total": total})
+        self._run._progress(self._run.record)
+
+    def fact(self, name: str, value: Any) -> None:
+        self._run._put(facts=self._run.record.facts | {name: value})
+
+    def warn(self, message: str) -> None:
+        step = self._run.record.steps[self._index]
+        self._run.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: {message}", STEP=step.kind)
+        earlier = f"{step.warning}; " if step.warning else ""
+        self._run._put_step(self._index, warning=earlier + message)
+
+
+_CLOSING = {
+    Outcome.APPLIED: (events.CHANGE_APPLIED, logging.INFO),
+    Outcome.REVERTED: (events.CHANGE_REVERTED, logging.WARNING),
+    Outcome.CANCELLED: (events.CHANGE_REVERTED, logging.INFO),
+    Outcome.STUCK: (events.CHANGE_STUCK, logging.ERROR),
+}
+
+
+def _remedy(record: ChangeRecord) -> str:
+    return (
+        f"Run 'avocadoctl history show {record.number}', repair what it names, then run 'avocadoctl refresh',"
+        " or reboot: the board starts with the active runtime."
+    )

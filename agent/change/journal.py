@@ -1,0 +1,83 @@
+"""The journal: one file per change, `changes/<n>.json`, each write durable.
+
+Numbers only grow. Files that are not `<n>.json` are not ours and are left alone. A record that cannot be read is said
+so by name; it never hides the others from `history`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.change.record import ChangeRecord, parse_record
+from agent.contract.errors import ErrorCode, OperationError
+
+MAX_RECORD_BYTES = 4 * 1024 * 1024
+_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The records in one folder. `write_durably` replaces a file's content or leaves the old one."""
+
+    folder: Path
+    write_durably: Callable[[Path, bytes], None]
+
+    def next_number(self) -> int:
+        """One more than any number ever used here."""
+        return max(self.numbers(), default=0) + 1
+
+    def numbers(self) -> list[int]:
+        """Every change on record, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(name.group(1)) for name in names if name)
+
+    def save(self, record: ChangeRecord) -> None:
+        """The record is on disk when this returns."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_durably(self._path(record.number), record.as_bytes())
+
+    def load(self, number: int) -> ChangeRecord:
+        """One record. Raises `not-found`, `newer-schema`, or `internal` when the file is damaged."""
+        path = self._path(number)
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_RECORD_BYTES)
+        except FileNotFoundError as cause:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"cannot find change {number}",
+                "Run 'avocadoctl history' to see which changes are on record.",
+            ) from cause
+        except OSError as cause:
+            raise OperationError(ErrorCode.INTERNAL, f"cannot read {path}: {cause.strerror}") from cause
+        try:
+            return replace(parse_record(data), number=number)
+        except OperationError as cause:
+            remedy = cause.remedy or f"Move {path} out of the folder."
+            raise OperationError(cause.code, f"{cause.message} of change {number}", remedy) from cause
+
+    def newest(self) -> ChangeRecord | None:
+        """The change that may still be running. Raises as `load` does."""
+        numbers = self.numbers()
+        return self.load(numbers[-1]) if numbers else None
+
+    def history(self, limit: int = 0) -> tuple[list[ChangeRecord], list[OperationError]]:
+        """The newest records, newest first (limit 0: all), and what could not be read."""
+        records: list[ChangeRecord] = []
+        unreadable: list[OperationError] = []
+        for number in reversed(self.numbers()):
+            if limit and len(records) >= limit:
+                break
+            try:
+                records.append(self.load(number))
+            except OperationError as error:
+                unreadable.append(error)
+        return records, unreadable
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number}.json"

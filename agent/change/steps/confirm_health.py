@@ -1,0 +1,102 @@
+"""confirm_health: the proof is in. Takes samples until agent/health.py has decided; its reason is the step's error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent.change.step import Inputs, Memo, Report
+from agent.change.steps.absence import Absence
+from agent.change.steps.releases import AffectedUnits
+from agent.contract.errors import ErrorCode, OperationError
+from agent.health import Health, HealthPolicy, Sample, SelfTest, answering, judge, wants_self_test
+from agent.plan import INFERENCE_UNIT
+from agent.ports.protocols import Clock, Inference, InferenceState, Units
+
+POLL_S = 0.2
+ASK_TIMEOUT_S = 5.0
+SELF_TEST_TIMEOUT_S = 30.0
+
+_LOG = logging.getLogger("avocado.change")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmHealth:
+    """Inputs as start_services. Facts: away_s, backend, model."""
+
+    units: Units
+    affected: AffectedUnits
+    inference: Inference
+    clock: Clock
+    absence: Absence
+    policy: HealthPolicy = field(default_factory=HealthPolicy)
+
+    kind = "confirm_health"
+    commits = False
+    volatile = True
+    cancellable = False
+
+    def prepare(self, inputs: Inputs) -> Memo:
+        """Which units have to prove themselves."""
+        return {"units": self.affected.to_start(inputs)}
+
+    def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
+        """Healthy was said. Raises `unhealthy` with the reason."""
+        names = memo["units"]
+        if not names:
+            return
+        expected = INFERENCE_UNIT in names
+        samples: list[Sample] = []
+        away = True
+        while True:
+            samples.append(self._sample(names, samples, expected))
+            if away and answering(samples[-1], expect_inference=expected):
+                away = False
+                self._report_return(samples[-1], report)
+            verdict = judge(samples, self.policy, expect_inference=expected)
+            if verdict.health is Health.HEALTHY:
+                self._report_backend(samples, report)
+                return
+            if verdict.health is Health.UNHEALTHY:
+                raise OperationError(
+                    ErrorCode.UNHEALTHY,
+                    f"cannot confirm the new set: {verdict.reason}",
+                    f"See why: journalctl -b -n 50 -u {names[0]}",
+                )
+            self.clock.sleep(POLL_S)
+
+    def _sample(self, names: Sequence[str], before: Sequence[Sample], expected: bool) -> Sample:
+        test = self._self_test() if before and wants_self_test(before, self.policy) else None
+        inference = self._ask() if expected else None
+        return Sample(self.clock.monotonic(), self.units.states(names), inference, test)
+
+    def _ask(self) -> InferenceState | None:
+        try:
+            return self.inference.describe(ASK_TIMEOUT_S)
+        except OperationError as error:
+            # It answers badly or late. Health counts that as no answer, and its deadlines decide.
+            _LOG.info("%s", error.message)
+            return None
+
+    def _self_test(self) -> SelfTest:
+        try:
+            return self.inference.self_test(SELF_TEST_TIMEOUT_S)
+        except OperationError as error:
+            return SelfTest(passed=False, backend="none", oks=0.0, reason=error.message)
+
+    def _report_return(self, sample: Sample, report: Report) -> None:
+        away_s = self.absence.ends()
+        if away_s is not None:
+            report.fact("away_s", away_s)
+        if sample.inference:
+            report.fact("first_backend", sample.inference.backend)
+
+    def _report_backend(self, samples: Sequence[Sample], report: Report) -> None:
+        last = samples[-1].inference
+        if last:
+            report.fact("backend", last.backend)
+            report.fact("model", last.model)
+
+    def undo(self, inputs: Inputs, memo: Memo) -> None:
+        """Looking changes nothing."""

@@ -1,0 +1,47 @@
+"""prune: runtimes that are neither active nor previous are gone, and images that no remaining runtime lists.
+
+Files that are no images of ours are never touched. When a manifest cannot be read, no image is removed: it may list
+any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.change.step import Inputs, Memo, Report
+from agent.ports.protocols import Runtimes, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Inputs: `keep` (runtime ids) and optionally `keep_images`. Active and previous are kept in any case."""
+
+    runtimes: Runtimes
+    store: Store
+
+    kind = "prune"
+    commits = False
+    volatile = False
+    cancellable = True
+
+    def prepare(self, inputs: Inputs) -> Memo:
+        """Nothing: what is unreferenced is worked out when it is removed."""
+        return {}
+
+    def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
+        """Only what is still needed is on the disk."""
+        keep = {*inputs["keep"], self.runtimes.active(), self.runtimes.previous()}
+        for runtime_id in self.runtimes.ids():
+            if runtime_id not in keep:
+                self.runtimes.remove(runtime_id)
+        used = set(inputs.get("keep_images", ()))
+        for runtime_id in self.runtimes.ids():
+            used.update(extension.image_id for extension in self.runtimes.manifest(runtime_id).extensions)
+        unused = [image_id for image_id in self.store.image_ids() if image_id not in used]
+        for image_id in unused:
+            self.store.remove_image(image_id)
+        if unused:
+            report.fact("pruned_images", len(unused))
+
+    def undo(self, inputs: Inputs, memo: Memo) -> None:
+        """What nobody refers to is not brought back."""

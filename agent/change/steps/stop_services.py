@@ -1,0 +1,67 @@
+"""stop_services: what runs from the images that leave, or must see those that come, is stopped. Never the agent.
+
+Then the leaving extensions' AVOCADO_ON_UNMERGE runs, while their files are still there. Steps are undone in reverse, so
+undo here runs when the old overlay is back: it reads the old units again, does the old merge's half, and starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.change.step import Inputs, Memo, Report
+from agent.change.steps.absence import Absence
+from agent.change.steps.releases import AffectedUnits, Releases
+from agent.change.steps.reload import MODPROBE, RELOAD_TIMEOUT_S
+from agent.extensions import commands, modules
+from agent.ports.protocols import Units
+
+STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 30.0
+_RUNNING = ("active", "activating", "reloading", "refreshing")
+
+
+@dataclass(frozen=True, slots=True)
+class StopServices:
+    """Inputs: `units` of the images that leave, `images` that come, `leaving` images."""
+
+    units: Units
+    affected: AffectedUnits
+    releases: Releases
+    absence: Absence
+
+    kind = "stop_services"
+    commits = False
+    volatile = True
+    cancellable = True
+
+    def prepare(self, inputs: Inputs) -> Memo:
+        """Which units there are to stop, and which of them run."""
+        names = self.affected.to_stop(inputs)
+        states = self.units.states(names)
+        leaving = self.releases.keys(inputs["leaving"])
+        return {
+            "units": names,
+            "running": [name for name in names if name in states and states[name].active in _RUNNING],
+            "on_unmerge": [argv for keys in leaving for argv in commands(keys, "AVOCADO_ON_UNMERGE")],
+            "modules": [name for keys in leaving for name in modules(keys)],
+            "on_merge": [argv for keys in leaving for argv in commands(keys, "AVOCADO_ON_MERGE")],
+        }
+
+    def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
+        """They are stopped."""
+        self.absence.begins()
+        for name in reversed(memo["units"]):
+            self.units.stop(name, STOP_TIMEOUT_S)
+        for argv in memo["on_unmerge"]:
+            self.units.run(argv, COMMAND_TIMEOUT_S)
+
+    def undo(self, inputs: Inputs, memo: Memo) -> None:
+        """Those that ran run again."""
+        self.units.reload_manager(RELOAD_TIMEOUT_S)
+        for name in memo["modules"]:
+            self.units.run([MODPROBE, "--", name], COMMAND_TIMEOUT_S)
+        for argv in memo["on_merge"]:
+            self.units.run(argv, COMMAND_TIMEOUT_S)
+        for name in memo["running"]:
+            self.units.start(name, START_TIMEOUT_S)

@@ -83,11 +83,11 @@ def apply_delta(
     return info
 
 
-def file_chunks(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece."""
+def file_chunks(path: Path, offset: int = 0, *, piece_bytes: int = _COPY_BYTES) -> Iterator[bytes]:
+    """The bytes of a file in pieces of one length, the last one excepted."""
     with path.open("rb") as source:
         source.seek(offset)
-        while chunk := source.read(_COPY_BYTES):
+        while chunk := source.read(piece_bytes):
             yield chunk
 
 

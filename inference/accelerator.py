@@ -33,7 +33,7 @@ class Delegate(_Table):
 
 
 class Deadlines(_Table):
-    """How long each stage may take. Steady state is learned: p99 times `soft_factor`, kept between floor and ceiling."""
+    """How long each stage may take. Steady state is learned: p99 times `soft_factor`, between floor and ceiling."""
 
     create_s: Seconds = 20.0
     prepare_s: Seconds = 30.0
@@ -146,6 +146,8 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         inner = result.get(key)
-        nested = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        result[key] = _merged(inner, value) if nested else value
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            result[key] = _merged(inner, value)
+        else:
+            result[key] = value
     return result

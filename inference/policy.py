@@ -139,7 +139,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Unkillable:
-    """The killed worker is still there after its bound. `holders`: workers that may hold the device, this one included."""
+    """The killed worker is still there after its bound; `holders` counts such workers, this one included."""
 
     holders: int
 

@@ -1,0 +1,396 @@
+"""One backend's lane in the supervisor: its worker, the one task that worker is on, and its deadlines.
+
+A lane turns what happens (a record, a death, a deadline) into the policy's events, carries the resulting action out,
+and tells the supervisor as a list of outcomes. It never blocks. Answers of an older generation or another sequence
+number are dropped here. A lane starts a worker only when the policy says so, which is after the one before is reaped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.deadlines import Latencies, first_invoke_s
+from inference.launcher import Launcher
+from inference.orders import LaneOrder
+from inference.policy import (
+    Action,
+    Answered,
+    Backend,
+    Ended,
+    Event,
+    Failed,
+    GoldenPassed,
+    Life,
+    Phase,
+    Ready,
+    Reason,
+    SoftMissed,
+    Tick,
+    Unkillable,
+    decide,
+)
+from inference.processes import Pipes, WorkerProcess
+from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, kind_of, unpack_note
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A pose came, in time or late."""
+
+    sequence: int
+    pose: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The frame missed its soft deadline; the worker is left alone."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker that had this frame is gone."""
+
+    sequence: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The golden frame has been judged, or can no longer be."""
+
+    passed: bool
+    oks: float
+    reason: Reason
+    latency_ms: float
+
+
+Outcome = Posed | Late | Lost | Tested
+
+
+@dataclass(slots=True)
+class _Task:
+    kind: Kind
+    sequence: int
+    sent_at: float
+    soft_at: float
+    hard_at: float
+    late: bool = False
+
+
+class Lane:
+    """See the module."""
+
+    def __init__(self, order: LaneOrder, launcher: Launcher, log: Callable[[str, Backend, Life], None]) -> None:
+        self.backend = order.backend
+        self.life = Life()
+        self.worker: WorkerProcess | None = None
+        self.latencies = Latencies()
+        self.restarts = 0
+        self.concluded_first_invoke = False
+        self.first_invoke_ms: float | None = None
+        self.last_oks = 0.0
+        self.message = ""
+        self.remedy = ""
+        self.model: Mapping[str, str] = {}
+        self.order = order
+        self._launcher = launcher
+        self._log = log
+        self._generation = 0
+        self._pending: Pipes | None = None
+        self._dying: list[WorkerProcess] = []
+        self._awaited: WorkerProcess | None = None
+        self._task: _Task | None = None
+        self._stage_deadline: float | None = None
+        self._fresh = True
+        self._golden_at = 0.0
+        self._oks_min = 1.0
+        self._outcomes: list[Outcome] = []
+
+    @property
+    def serving(self) -> bool:
+        """Whether frames may be sent here."""
+        return self.life.phase is Phase.SERVING
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker waits for a token."""
+        return self.worker is not None and self._task is None
+
+    @property
+    def late(self) -> bool:
+        """Whether the worker is past its soft deadline."""
+        return self._task is not None and self._task.late
+
+    def descriptors(self) -> list[int]:
+        """What to wait on."""
+        waited = [worker.pidfd for worker in self._dying]
+        if self.worker is not None:
+            waited.append(self.worker.pidfd)
+            if not self.worker.hung_up:
+                waited.append(self.worker.pipes.answers_in)
+        return waited
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do at the latest."""
+        times = []
+        if self._task is not None:
+            times.append(self._task.hard_at if self._task.late else self._task.soft_at)
+        elif self.serving:
+            times.append(self._golden_at)
+        if self._stage_deadline is not None:
+            times.append(self._stage_deadline)
+        if self.life.phase is Phase.BACKING_OFF:
+            times.append(self.life.retry_at)
+        if self.life.phase is Phase.ENDING and self._awaited is not None:
+            times.append(self._awaited.killed_at + self.order.reap_s)
+        return min(times, default=None)
+
+    def ask(self, sequence: int, slot: int, now: float) -> bool:
+        """Send a frame to the idle worker; False, and the lane has failed, when it cannot take it."""
+        return self._send(Kind.FRAME, sequence, slot, now)
+
+    def test_soon(self, now: float) -> None:
+        """Run the golden frame as soon as the worker is idle."""
+        self._golden_at = min(self._golden_at, now)
+
+    def collect(self) -> list[Outcome]:
+        """What has happened since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def tick(self, now: float, *, frames_wait: bool) -> None:
+        """Let time pass: deadlines, retries, reaping, and the golden frame when nobody waits for this lane."""
+        self._expire_stage(now)
+        self._expire_task(now)
+        awaited = self._awaited
+        if awaited is not None and self.life.phase is Phase.ENDING and now >= awaited.killed_at + self.order.reap_s:
+            self._happened(Unkillable(len(self._dying)), now)
+        self._happened(Tick(), now)
+        if self.idle and self._golden_is_due(now, frames_wait=frames_wait):
+            self._golden_at = now + self.order.golden_every_s
+            self._send(Kind.GOLDEN, 0, 0, now)
+
+    def launched(self, generation: int, pid: int, now: float) -> None:
+        """The zygote's reply: `pid` runs our generation, or 0 when it could not fork."""
+        if self._pending is None or generation != self._generation:
+            return
+        pipes, self._pending = self._pending, None
+        if pid == 0:
+            pipes.close_our_ends()
+            self._fail(Failed(Reason.ERROR), now, "cannot start a worker: the machine has no room for a process")
+            return
+        self.worker = WorkerProcess(generation, pid, os.pidfd_open(pid), pipes)
+
+    def launch_failed(self, now: float) -> None:
+        """The zygote died with our request."""
+        if self._pending is not None:
+            self._fail(Failed(Reason.CRASHED), now, "cannot start a worker: the zygote died")
+
+    def readable(self, descriptor: int, now: float) -> None:
+        """Read what one of `descriptors` has for us."""
+        worker = self.worker
+        if worker is not None and descriptor == worker.pipes.answers_in:
+            self._read_answer(worker, now)
+        elif worker is not None and descriptor == worker.pidfd:
+            while self.worker is worker and not worker.hung_up:
+                self._read_answer(worker, now)
+            if self.worker is worker:
+                self._fail(Failed(Reason.CRASHED), now, f"cannot go on: the {self.backend} worker died")
+        self.reap(now)
+
+    def end(self, now: float) -> None:
+        """Kill whatever runs here; `reaped` tells when it is over."""
+        self._discard_worker(now)
+
+    def dying_pids(self) -> list[int]:
+        """Workers that were killed and are not reaped."""
+        return [worker.pid for worker in self._dying]
+
+    @property
+    def reaped(self) -> bool:
+        """Whether no process of this lane is left."""
+        return self.worker is None and not self._dying
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def _read_answer(self, worker: WorkerProcess, now: float) -> None:
+        try:
+            raw = os.read(worker.pipes.answers_in, RECORD_LIMIT)
+        except BlockingIOError:
+            # Its pidfd woke us while it lives no more, yet a child of its library still holds the pipe.
+            worker.hung_up = True
+            return
+        if not raw:
+            worker.hung_up = True
+            self._fail(Failed(Reason.CRASHED), now, f"cannot go on: the {self.backend} worker died")
+        elif kind_of(raw) is Kind.POSE:
+            self._take_pose(WorkerPose.unpack(raw), now)
+        else:
+            self._take_note(unpack_note(raw), now)
+
+    def _take_pose(self, answer: WorkerPose, now: float) -> None:
+        task = self._task
+        if task is None or answer.generation != self._generation or answer.sequence != task.sequence:
+            return
+        self._task = None
+        latency_ms = (now - task.sent_at) * 1000
+        if task.kind is Kind.GOLDEN:
+            self._judge(answer, latency_ms, now)
+            return
+        self.latencies.add(latency_ms)
+        if not task.late:
+            self._happened(Answered(), now)
+        self._outcomes.append(Posed(answer.sequence, answer.pose))
+
+    def _judge(self, answer: WorkerPose, latency_ms: float, now: float) -> None:
+        if self._fresh:
+            self._fresh = False
+            self.concluded_first_invoke = True
+            self.first_invoke_ms = max(latency_ms, self.first_invoke_ms or 0.0)
+        self.last_oks = answer.oks
+        passed = answer.oks >= self._oks_min
+        reason = Reason.OK if passed else Reason.WRONG_RESULT
+        self._outcomes.append(Tested(passed, answer.oks, reason, latency_ms))
+        if passed:
+            self._happened(GoldenPassed(), now)
+            return
+        message = f"cannot trust the {self.backend}: its golden frame has OKS {answer.oks:.3f}, under {self._oks_min}"
+        self._fail(Failed(reason), now, message)
+
+    def _take_note(self, note: Mapping[str, Any], now: float) -> None:
+        stage = note["stage"]
+        if stage == "prepare":
+            self._stage_deadline = now + self.order.limits.prepare_s
+        elif stage == "ready":
+            self._stage_deadline = None
+            self._oks_min = note["oks_min"]
+            self.model = {key: note[key] for key in ("model", "version", "runtime")}
+            self._happened(Ready(), now)
+        else:
+            self._fail(Failed(Reason(note["reason"]), note["permanent"]), now, note["message"], note["remedy"])
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+
+    def _golden_is_due(self, now: float, *, frames_wait: bool) -> bool:
+        if self.life.phase is Phase.PROVING:
+            return True
+        # Frames come first, but a saturated lane is tested too.
+        return self.serving and now >= self._golden_at + (1.0 if frames_wait else 0.0)
+
+    def _send(self, kind: Kind, sequence: int, slot: int, now: float) -> bool:
+        worker = self.worker
+        if worker is None:
+            raise AssertionError("a token needs a worker")
+        soft_s, hard_s = self.latencies.soft_s(self.order.limits), self.latencies.hard_s(self.order.limits)
+        if kind is Kind.GOLDEN and self._fresh:
+            seen_s = None if self.first_invoke_ms is None else self.first_invoke_ms / 1000
+            soft_s = hard_s = first_invoke_s(self.order.limits, seen_s)
+        self._task = _Task(kind, sequence, now, now + soft_s, now + hard_s)
+        if worker.send(Token(kind, self._generation, sequence, slot)):
+            return True
+        self._fail(Failed(Reason.CRASHED), now, f"cannot go on: the {self.backend} worker takes no more tokens")
+        return False
+
+    def _expire_stage(self, now: float) -> None:
+        if self._stage_deadline is None or now < self._stage_deadline:
+            return
+        if self._pending is not None:
+            # The zygote itself does not answer. Its end is reported to `launch_failed`.
+            self._stage_deadline = None
+            self._launcher.kill()
+        else:
+            self._fail(Failed(Reason.HUNG), now, f"cannot start the {self.backend}: its worker hangs while it prepares")
+
+    def _expire_task(self, now: float) -> None:
+        task = self._task
+        if task is None or now < task.soft_at:
+            return
+        if now >= task.hard_at:
+            waited_ms = (now - task.sent_at) * 1000
+            self._fail(
+                Failed(Reason.HUNG), now, f"cannot go on: the {self.backend} gave no answer in {waited_ms:.0f} ms"
+            )
+        elif not task.late:
+            task.late = True
+            # The CPU has nobody to ask; its hard deadline is all there is.
+            if task.kind is Kind.FRAME and self.backend is Backend.NPU:
+                action = self._happened(SoftMissed(), now)
+                if action is Action.ASK_CPU:
+                    self._outcomes.append(Late(task.sequence))
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, event: Failed, now: float, message: str, remedy: str = "") -> None:
+        self.message, self.remedy = message, remedy
+        self._happened(event, now)
+
+    def _happened(self, event: Event, now: float) -> Action:
+        before = self.life
+        self.life, action = decide(before, event, now, self.order.rules)
+        match action:
+            case Action.START:
+                self._start(now)
+            case Action.REPLACE:
+                if self.life.reason is Reason.SLOW:
+                    self.message = (
+                        f"cannot go on: the {self.backend} was late {self.order.rules.slow_limit} times in a row"
+                    )
+                self._log(self.message, self.backend, self.life)
+                self.restarts += 1
+                self.concluded_first_invoke = True
+                self._discard_worker(now)
+            case Action.SERVE:
+                self._golden_at = now + self.order.golden_every_s
+                self.message = self.remedy = ""
+                self._log(f"the {self.backend} serves", self.backend, self.life)
+            case Action.QUARANTINE | Action.GIVE_UP:
+                self._log(f"the {self.backend} is {self.life.phase}: {self.message}", self.backend, self.life)
+            case Action.KEEP | Action.PROVE | Action.ASK_CPU:
+                pass
+        return action
+
+    def _start(self, now: float) -> None:
+        self._generation += 1
+        self._fresh = True
+        self._stage_deadline = now + self.order.limits.create_s
+        self._pending = Pipes.open()
+        if not self._launcher.launch(self.backend, self._generation, self.order.worker, self._pending):
+            self.launch_failed(now)
+
+    def _discard_worker(self, now: float) -> None:
+        reason = self.life.reason
+        task, self._task = self._task, None
+        self._stage_deadline = None
+        if task is not None and task.kind is Kind.FRAME:
+            self._outcomes.append(Lost(task.sequence, reason))
+        elif task is not None:
+            self._outcomes.append(Tested(passed=False, oks=0.0, reason=reason, latency_ms=0.0))
+        if self._pending is not None:
+            self._pending.close_our_ends()
+            self._pending = None
+        worker, self.worker = self.worker, None
+        if worker is None:
+            self._happened(Ended(), now)
+            return
+        worker.kill(now)
+        self._dying.append(worker)
+        self._awaited = worker
+        self.reap(now)
+
+    def reap(self, now: float) -> None:
+        """Collect workers that have died. Never waits."""
+        for worker in list(self._dying):
+            ended = worker.reap()
+            if ended is None:
+                continue
+            self._dying.remove(worker)
+            if ended not in ("SIGKILL", "status 0"):
+                self._log(f"the {self.backend} worker {worker.pid} ended by {ended}", self.backend, self.life)
+            if worker is self._awaited:
+                self._awaited = None
+                self._happened(Ended(), now)

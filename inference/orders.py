@@ -1,0 +1,141 @@
+"""What the service tells the supervisor to run: plain data, read from the accelerator profile once and sent as JSON.
+
+The supervisor imports neither the profile's schema nor its library, so that it starts fast and stays small. What only
+the worker needs goes through unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inference.deadlines import Limits
+from inference.policy import Backend, Rules
+
+if TYPE_CHECKING:
+    from inference.accelerator import Accelerator, Share
+
+# The standby has no other backend behind it: it gets long to answer, is retried soon, and is tested rarely because a
+# test in its way would delay the very frame it stands by for.
+_CPU_LIMITS = Limits(
+    create_s=20.0,
+    prepare_s=20.0,
+    first_invoke_s=20.0,
+    soft_ms_floor=250.0,
+    soft_ms_ceiling=1000.0,
+    soft_factor=5.0,
+    hard_factor=4.0,
+)
+_CPU_GOLDEN_EVERY_S = 30.0
+_CPU_BACKOFF_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOrder:
+    """What one lane runs, and its limits. `worker` is passed on to the worker."""
+
+    backend: Backend
+    rules: Rules
+    limits: Limits
+    golden_every_s: float
+    reap_s: float
+    fifo_priority: int
+    worker: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> LaneOrder:
+        """The inverse of `dataclasses.asdict`."""
+        known = {
+            "backend": Backend(fields["backend"]),
+            "rules": Rules(**fields["rules"]),
+            "limits": Limits(**fields["limits"]),
+        }
+        return cls(**{**fields, **known})
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Everything the supervisor is told."""
+
+    lanes: tuple[LaneOrder, ...]
+    fifo_priority: int
+    answer_timeout_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Orders:
+        """The inverse of `as_dict`."""
+        lanes = tuple(LaneOrder.parse(lane) for lane in fields["lanes"])
+        return cls(lanes, fields["fifo_priority"], fields["answer_timeout_s"])
+
+
+def orders_for(
+    accelerator: Accelerator, model_dir: Path, *, only: Backend | None = None, answer_timeout_s: float = 10.0
+) -> Orders:
+    """The lanes of a board: its NPU where it has one, and always the CPU; or `only` one of them."""
+    lanes = []
+    if accelerator.delegate is not None and only is not Backend.CPU:
+        lanes.append(_npu_lane(accelerator, model_dir))
+    if only is not Backend.NPU:
+        lanes.append(_cpu_lane(accelerator, model_dir))
+    return Orders(tuple(lanes), accelerator.resources.supervisor.fifo_priority, answer_timeout_s)
+
+
+def _npu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
+    recovery = accelerator.recovery
+    share = accelerator.resources.npu
+    order = {
+        "accelerator": accelerator.name,
+        "delegate": accelerator.delegate.model_dump() if accelerator.delegate else None,
+        "nodes": list(accelerator.nodes),
+        "env": dict(accelerator.env),
+    }
+    rules = Rules(
+        golden_passes=recovery.golden_passes,
+        slow_limit=recovery.slow_limit,
+        backoff_s=recovery.backoff_s,
+        backoff_max_s=recovery.backoff_max_s,
+        give_up_after=recovery.give_up_after,
+        healthy_s=recovery.healthy_s,
+        settle_s=accelerator.settle_s,
+        contexts=accelerator.contexts,
+    )
+    return LaneOrder(
+        backend=Backend.NPU,
+        rules=rules,
+        limits=Limits(**accelerator.deadlines.model_dump()),
+        golden_every_s=recovery.golden_every_s,
+        reap_s=recovery.reap_s,
+        fifo_priority=share.fifo_priority,
+        worker={**order, **_worker_share(share, model_dir)},
+    )
+
+
+def _cpu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
+    share = accelerator.resources.cpu
+    order: dict[str, Any] = {"accelerator": "cpu", "delegate": None, "nodes": [], "env": {}}
+    return LaneOrder(
+        backend=Backend.CPU,
+        # Contexts: nothing is held exclusively, so a stuck CPU worker never keeps the next one from starting.
+        rules=Rules(golden_passes=1, backoff_s=_CPU_BACKOFF_S, backoff_max_s=10.0, contexts=1 << 16),
+        limits=_CPU_LIMITS,
+        golden_every_s=_CPU_GOLDEN_EVERY_S,
+        reap_s=accelerator.recovery.reap_s,
+        fifo_priority=share.fifo_priority,
+        worker={**order, **_worker_share(share, model_dir)},
+    )
+
+
+def _worker_share(share: Share, model_dir: Path) -> dict[str, Any]:
+    return {
+        "model_dir": str(model_dir),
+        "threads": share.threads,
+        "nice": share.nice,
+        "cpus": list(share.cpus),
+        "memory_bytes": share.memory_bytes,
+    }

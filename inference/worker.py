@@ -1,0 +1,164 @@
+"""One process, one backend: slot numbers in, poses out.
+
+A worker is forked by the zygote for one generation and lives until it is killed, its pipe ends, or its supervisor dies.
+It says which stage it enters, because each has its own deadline, and why it could not go on where it can know that. It
+judges the golden frame itself (numpy lives here and not in the supervisor); whether the result is good enough is not
+its decision.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from inference import litert
+from inference.backend import Backend
+from inference.errors import InferenceError
+from inference.frames import SIDE, SLOTS, FrameRing
+from inference.model import Model, load_centre_weight, load_golden_frame, load_model
+from inference.policy import Reason
+from inference.pose import decode_heads, golden_oks
+from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, pack_note
+
+Frame = npt.NDArray[np.uint8]
+Pose = npt.NDArray[np.float32]
+_MESSAGE_LIMIT = 600
+
+
+class StageError(Exception):
+    """A worker that cannot go on, with the reason the policy will see."""
+
+    def __init__(self, reason: Reason, cause: InferenceError, *, permanent: bool = False) -> None:
+        super().__init__(cause.message)
+        self.reason = reason
+        self.cause = cause
+        self.permanent = permanent
+
+
+class PoseModel:
+    """A backend, the decode of its heads and the golden frame it is judged by."""
+
+    def __init__(self, model: Model, accelerator: str, backend: Backend) -> None:
+        names = model.document.output.names
+        self._heads = (names.center, names.regress, names.heatmap, names.offset)
+        self._weight = load_centre_weight(model)
+        self._backend = backend
+        self.golden_frame: Frame = load_golden_frame(model)[np.newaxis]
+        self.golden_pose: Pose = np.array(model.golden_pose(accelerator), np.float32)
+        self.oks_min = model.oks_min(accelerator)
+
+    def infer(self, frame: Frame) -> Pose:
+        """The pose float32[17, 3] in a frame uint8[1, side, side, 3]."""
+        outputs = self._backend.infer(frame)
+        center, regress, heatmap, offset = (outputs[name] for name in self._heads)
+        return np.asarray(decode_heads(center, regress, heatmap, offset, self._weight), np.float32)
+
+
+def serve(order: Mapping[str, Any], frames_fd: int, tokens_in: int, answers_out: int) -> None:
+    """Prepare the backend that `order` describes and answer tokens until their pipe ends."""
+    _take_share(order)
+    try:
+        model, pose_model = _prepare(order, answers_out)
+    except StageError as error:
+        report_failure(answers_out, error.reason, error.cause, permanent=error.permanent)
+        return
+    ready = {"stage": "ready", "oks_min": pose_model.oks_min, "model": model.name, "version": model.version}
+    os.write(answers_out, pack_note({**ready, "runtime": litert.RUNTIME}))
+    ring = FrameRing.attach(frames_fd)
+    slots = [np.frombuffer(ring.view(slot), np.uint8).reshape(1, SIDE, SIDE, 3) for slot in range(SLOTS)]
+    while raw := os.read(tokens_in, RECORD_LIMIT):
+        token = Token.unpack(raw)
+        golden = token.kind is Kind.GOLDEN
+        try:
+            answer = _answer(pose_model, token, pose_model.golden_frame if golden else slots[token.slot])
+        except StageError as error:
+            report_failure(answers_out, error.reason, error.cause)
+            return
+        except litert.invoke_errors() as error:
+            cause = InferenceError(f"cannot run the model: {_one_line(error)}")
+            report_failure(answers_out, Reason.DEVICE_GONE if _missing(order) else Reason.ERROR, cause)
+            return
+        os.write(answers_out, answer.pack())
+
+
+def report_failure(answers_out: int, reason: Reason, cause: InferenceError, *, permanent: bool = False) -> None:
+    """Tell the supervisor why this worker ends; it may have gone meanwhile."""
+    fields = {"stage": "failed", "reason": reason, "message": cause.message[:_MESSAGE_LIMIT], "permanent": permanent}
+    os.write(answers_out, pack_note({**fields, "remedy": cause.remedy[:_MESSAGE_LIMIT]}))
+
+
+def _answer(pose_model: PoseModel, token: Token, frame: Frame) -> WorkerPose:
+    begin = time.monotonic_ns()
+    pose = pose_model.infer(frame)
+    busy_ns = time.monotonic_ns() - begin
+    if not np.isfinite(pose).all():
+        raise StageError(
+            Reason.WRONG_RESULT, InferenceError("cannot use the answer: it has values that are no numbers")
+        )
+    oks = golden_oks(pose, pose_model.golden_pose) if token.kind is Kind.GOLDEN else 0.0
+    return WorkerPose(token.generation, token.sequence, oks, busy_ns, pose.tobytes())
+
+
+def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseModel]:
+    accelerator = str(order["accelerator"])
+    try:
+        model = load_model(Path(order["model_dir"]))
+        file = model.file_for(accelerator)
+    except InferenceError as error:
+        raise StageError(Reason.BAD_MODEL, error, permanent=True) from error
+    if model.input_size != SIDE:
+        cause = InferenceError(f"cannot use {model.name}: its input is {model.input_size} pixels, frames have {SIDE}")
+        raise StageError(Reason.BAD_MODEL, cause, permanent=True)
+    delegate = _create(order) if order["delegate"] else None
+    os.write(answers_out, pack_note({"stage": "prepare"}))
+    names = model.document.output.names
+    heads = (names.center, names.regress, names.heatmap, names.offset)
+    try:
+        backend = litert.prepare(file, delegate, int(order["threads"]), model.document.input.name, heads, SIDE)
+        return model, PoseModel(model, accelerator, backend)
+    except litert.DelegateRefusedError as error:
+        raise StageError(_refusal(error), error) from error
+    except InferenceError as error:
+        raise StageError(Reason.BAD_MODEL, error, permanent=True) from error
+
+
+def _create(order: Mapping[str, Any]) -> Any:
+    if missing := _missing(order):
+        cause = InferenceError(f"cannot use the accelerator: {missing} does not exist", "load the driver, or replug it")
+        raise StageError(Reason.DEVICE_GONE, cause)
+    try:
+        return litert.create_delegate(order["delegate"]["path"], order["delegate"]["options"])
+    except litert.DelegateRefusedError as error:
+        raise StageError(_refusal(error), error) from error
+
+
+def _refusal(error: InferenceError) -> Reason:
+    # There is no error number in this interface; the library's words are all there is.
+    return Reason.BUSY if "busy" in error.message.lower() else Reason.REFUSED
+
+
+def _missing(order: Mapping[str, Any]) -> str | None:
+    return next((node for node in order["nodes"] if not Path(node).exists()), None)
+
+
+def _take_share(order: Mapping[str, Any]) -> None:
+    # A core file of a crashed worker would delay the notice of its death by as long as it takes to write.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.update(order["env"])
+    if order["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
+    if order["nice"]:
+        os.setpriority(os.PRIO_PROCESS, 0, order["nice"])
+    if order["cpus"]:
+        os.sched_setaffinity(0, order["cpus"])
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

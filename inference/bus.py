@@ -145,7 +145,7 @@ class Inference1(ServiceInterface):
         return json.dumps(self._describe())
 
     @dbus_method(name="Inject")
-    def inject_unchecked(self, mode: DBusStr) -> None:
+    def inject_unchecked(self, mode: DBusStr) -> Annotated[None, DBusSignature("")]:
         """Here for introspection; `_answer_inject` has taken every call before it could come this far."""
         raise AssertionError(f"an Inject({mode}) reached the interface without a check of its caller")
 

@@ -130,6 +130,7 @@ poses.onmessage = (message) => {
   const pose = JSON.parse(message.data);
   points.push({ at: performance.now(), latency: pose.latency_ms, backend: pose.backend });
   showBackend(pose.backend, pose.reason);
+  at("stream").parentElement.style.aspectRatio = `${pose.frame[0]} / ${pose.frame[1]}`;
 };
 at("stream").addEventListener("error", () => { streaming = false; });
 

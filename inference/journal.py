@@ -26,9 +26,9 @@ FAULT_INJECTED = "330a330739e5457a8219cb30b29a2fa0"
 HEARTBEAT_STALE = "314624d9a3414df7849bb2229ae5719c"
 
 
-def event(message_id: str, **fields: str) -> dict[str, dict[str, str]]:
+def event(message_id: str, **fields: str) -> dict[str, str]:
     """The `extra=` of a logging call that is an event: its id, and fields in journal spelling such as BACKEND."""
-    return {"journal": {"MESSAGE_ID": message_id, **fields}}
+    return {"MESSAGE_ID": message_id, **fields}
 
 
 def set_up_logging(verbose: bool = False) -> None:
@@ -70,7 +70,8 @@ class JournalHandler(logging.Handler):
             "PRIORITY": str(_priority(record.levelno)),
             "SYSLOG_IDENTIFIER": "avocado-infer",
             "LOGGER": record.name,
-            **getattr(record, "journal", {}),
+            # What a call gave as `extra=` in the journal's spelling.
+            **{key: str(value) for key, value in vars(record).items() if key.isupper()},
         }
         try:
             self._socket.sendto(b"".join(_encode(key, value) for key, value in fields.items()), self._path)

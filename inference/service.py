@@ -189,6 +189,8 @@ class PoseService:
         told_at = -_STATUS_EVERY_S
         while True:
             now = time.monotonic()
+            if not self._link.alive:
+                raise InferenceError("cannot go on: the supervisor died", "read its last words above in the journal")
             beating = now - self._link.state.heartbeat_monotonic < stale_s
             if fresh and not beating:
                 _log.error("the supervisor's heartbeat is %.0f s old", stale_s, extra=event(journal.HEARTBEAT_STALE))

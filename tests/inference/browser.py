@@ -64,7 +64,7 @@ class Page:
     async def wait_for(self, expression: str, timeout_s: float) -> None:
         """Wait until the expression is true."""
         async with asyncio.timeout(timeout_s):
-            while not await self.evaluate(expression):
+            while not await self.evaluate(expression):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def picture(self, path: Path) -> None:

@@ -67,8 +67,10 @@ def build_runtime(project: Project, name: str | None, report: Report) -> BuiltRu
         report.say(f"  note: {notice}")
     path = project.build_folder / "runtimes" / project.target.board / f"{runtime_name}.json"
     manifest = _manifest(project, runtime_name, part, images, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(manifest_bytes(manifest))
+    data = manifest_bytes(manifest)
+    for written in (path, _kept(project, runtime_name) / f"{manifest.id}.json"):
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_bytes(data)
     return BuiltRuntime(manifest, images, path, time.monotonic() - started)
 
 
@@ -143,6 +145,24 @@ def _previous(path: Path) -> Manifest | None:
         return None
     except OperationError:
         return None  # of another version of this program: it is written anew
+
+
+def earlier_images(project: Project, manifest: Manifest, runtimes: int) -> dict[str, list[Path]]:
+    """For each image of the manifest, the images of the same extension in the runtimes built here before it."""
+    kept = [parse_manifest(path.read_bytes()) for path in _kept(project, manifest.runtime.name).glob("*.json")]
+    earlier = [other for other in kept if other.id != manifest.id and other.built_at < manifest.built_at]
+    earlier.sort(key=lambda other: other.built_at, reverse=True)
+    found: dict[str, list[Path]] = {extension.image_id: [] for extension in manifest.extensions}
+    for extension in manifest.extensions:
+        for other in (other for runtime in earlier[:runtimes] for other in runtime.extensions):
+            path = held_image(project, other.image_id) if other.name == extension.name else None
+            if path is not None and other.image_id != extension.image_id and path not in found[extension.image_id]:
+                found[extension.image_id].append(path)
+    return found
+
+
+def _kept(project: Project, runtime_name: str) -> Path:
+    return project.build_folder / "runtimes" / project.target.board / runtime_name
 
 
 def held_image(project: Project, image_id: str) -> Path | None:

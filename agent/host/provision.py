@@ -73,7 +73,7 @@ def provision(
         _enable(base, service)
     # Last: until here the board boots as it did before.
     base.link(f"{STATE}/active", f"runtimes/{manifest.id}")
-    report.say(f"{base.root}: {manifest.runtime.name} {manifest.runtime.version} for {target.board}, ready to boot")
+    report.clear()
     return {"root": str(base.root), "target": target.board, "runtime": manifest.id, "images": sorted(first.images)}
 
 

@@ -1,0 +1,247 @@
+"""`avocadoctl -H board deploy`: ask the board, build, sign, serve over the same ssh, follow the change to its end.
+
+Promises to move no more than this board needs: images it holds are not offered, and for the others exactly the delta
+from its own image is made, where that image was built here. Nothing is guessed: the board says which target it is, and
+a project that does not support it is refused before anything is built. The result is what the board's own record says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Extension, image_id
+from agent.delta.apply import file_sha256
+from agent.host.build import BuiltRuntime, build_runtime, held_image
+from agent.host.keys import Keys
+from agent.host.project import Project, load_project
+from agent.host.report import Report, megabytes
+from agent.host.repository import Published, publish
+from agent.host.serve import serving
+from agent.host.ssh import Board, ask, open_session
+from agent.verbs.client import error_of_record
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the person asked for."""
+
+    host: str
+    folder: Path
+    runtime: str | None
+    board: str | None  # refuse a board that is not this one
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One extension of the change: how it gets to the board and what that costs at most."""
+
+    name: str
+    from_version: str
+    to_version: str
+    way: str  # held | delta | full
+    transfer_bytes: int
+    size_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `-o json`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def line(self) -> str:
+        """For a person."""
+        versions = self.to_version if self.from_version == self.to_version else f"{self.from_version or 'none'} -> "
+        versions += "" if self.from_version == self.to_version else self.to_version
+        if self.way == "held":
+            return f"  {self.name} {versions}: on the board already"
+        return f"  {self.name} {versions}: {self.way} {megabytes(self.transfer_bytes)} of {megabytes(self.size_bytes)}"
+
+
+async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]:
+    """The whole deploy; gives the document of `-o json`, whose `error` is set when the change did not apply."""
+    started = time.monotonic()
+    board = Board(request.host)
+    report.show(f"asking {board.host}")
+    status = await ask(board, ["status"])
+    project = _project_for(request, status)
+    built = await asyncio.to_thread(build_runtime, project, request.runtime, report)
+    document: dict[str, Any] = {
+        "host": board.host,
+        "target": project.target.board,
+        "dry_run": request.dry_run,
+        "from_runtime": (status.get("runtime") or {}).get("id"),
+        "to_runtime": built.manifest.id,
+        "outcome": "unchanged",
+        "error": None,
+        "change": None,
+    }
+    if document["from_runtime"] == built.manifest.id:
+        return {**document, "moves": [], "moved_bytes": 0, "image_bytes": 0, "seconds": _since(started)}
+    folder = project.build_folder / "repository" / project.target.board
+    moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report)
+    _show_plan(board, status, built, moves, report)
+    result = await _carry(board, folder, request, report)
+    return {**document, **_outcome(result, moves), "seconds": _since(started)}
+
+
+def _project_for(request: Request, status: Status) -> Project:
+    """The project as the board's target sees it. Raises `wrong-target`."""
+    target = status.get("target")
+    if not isinstance(target, str) or not target:
+        raise OperationError(
+            ErrorCode.WRONG_TARGET,
+            f"cannot deploy to {request.host}: it does not say which target it is",
+            "Provision the board first: avocadoctl provision --help",
+        )
+    if request.board and request.board != target:
+        raise OperationError(
+            ErrorCode.WRONG_TARGET,
+            f"cannot deploy for {request.board} to {request.host}: that board is {target}",
+            f"Leave --target out, or name a board that is {request.board}.",
+        )
+    return load_project(request.folder, target)
+
+
+def _publish(
+    project: Project, built: BuiltRuntime, status: Status, keys: Keys, folder: Path, report: Report
+) -> list[Move]:
+    on_board = [entry for entry in status.get("extensions") or [] if entry.get("imageId")]
+    held = {entry["imageId"] for entry in on_board}
+    needed = [extension for extension in built.manifest.extensions if extension.image_id not in held]
+    bases = {extension.image_id: _bases(project, extension, on_board) for extension in needed}
+    published = publish(
+        folder,
+        built.manifest,
+        built.image_paths,
+        bases,
+        keys,
+        only={extension.image_id for extension in needed},
+        progress=lambda name, done, total: report.show(f"making {_short(name)}", done, total),
+    )
+    report.clear()
+    return [_move(extension, on_board, held, bases, published) for extension in built.manifest.extensions]
+
+
+def _bases(project: Project, extension: Extension, on_board: list[dict[str, Any]]) -> list[Path]:
+    """The board's own images of the same extension, as far as they were built here and still are what they were."""
+    found = []
+    for entry in on_board:
+        path = held_image(project, entry["imageId"]) if entry.get("name") == extension.name else None
+        if path is not None and image_id(file_sha256(path)) == entry["imageId"]:
+            found.append(path)
+    return found
+
+
+def _move(
+    extension: Extension,
+    on_board: list[dict[str, Any]],
+    held: set[str],
+    bases: Mapping[str, list[Path]],
+    published: Published,
+) -> Move:
+    before = next((str(e.get("version", "")) for e in on_board if e.get("name") == extension.name), "")
+    if extension.image_id in held:
+        return Move(extension.name, before, extension.version, "held", 0, extension.size_bytes)
+    deltas = published.delta_bytes.get(extension.image_id, {})
+    if deltas:
+        return Move(extension.name, before, extension.version, "delta", min(deltas.values()), extension.size_bytes)
+    full = published.full_bytes[extension.image_id]
+    return Move(extension.name, before, extension.version, "full", full, extension.size_bytes)
+
+
+def _show_plan(board: Board, status: Status, built: BuiltRuntime, moves: list[Move], report: Report) -> None:
+    before = status.get("runtime") or {}
+    was = f"{before.get('name')} {before.get('version')}" if before.get("name") else "nothing"
+    now = built.manifest.runtime
+    report.say(f"{board.host} ({built.manifest.target}): {was} -> {now.name} {now.version}")
+    for move in moves:
+        report.say(move.line())
+
+
+async def _carry(board: Board, folder: Path, request: Request, report: Report) -> dict[str, Any]:
+    """Serve the repository to the board and follow the change; gives the result event."""
+    argv = ["avocadoctl", "receive", "--requested-by", _who()]
+    if request.dry_run:
+        argv.append("--dry-run")
+    async with open_session(board, argv) as session:
+        await session.handshake()
+        async with serving(folder, session.socket):
+            async for event in session.events():
+                if event["event"] == "result":
+                    report.clear()
+                    return event
+                _show_event(event, report)
+    raise AssertionError("a session ends with a result or an error")
+
+
+def _show_event(event: dict[str, Any], report: Report) -> None:
+    step = str(event.get("step") or "planning").replace("_", " ")
+    text = f"{'undo: ' if event.get('undoing') else ''}{step}"
+    if detail := event.get("text"):
+        text += f" ({detail})"
+    report.show(text, int(event.get("bytes_done") or 0), int(event.get("bytes_total") or 0))
+
+
+def _outcome(result: dict[str, Any], moves: list[Move]) -> dict[str, Any]:
+    record = result.get("change") or {}
+    error = OperationError.from_dict(result["error"]) if result.get("error") else None
+    if error is None and record:
+        error = error_of_record(record)
+    facts = record.get("facts") or {}
+    return {
+        "outcome": record.get("outcome") or "refused",
+        "moves": [move.as_dict() for move in moves],
+        "moved_bytes": facts.get("moved_bytes", 0),
+        "image_bytes": facts.get("image_bytes", sum(m.size_bytes for m in moves if m.way != "held")),
+        "away_s": facts.get("away_s"),
+        "backend": facts.get("backend"),
+        "error": error.as_dict() if error else None,
+        "change": record or None,
+    }
+
+
+def closing_line(document: dict[str, Any]) -> str:
+    """What changed, bytes moved of how many, how long the service was away, on which backend it came back."""
+    host = document["host"]
+    if document["outcome"] == "unchanged":
+        return f"{host}: nothing to change, it runs this runtime already"
+    if document["dry_run"]:
+        steps = [step["kind"] for step in (document["change"] or {}).get("steps", [])]
+        return f"{host}: would run {', '.join(steps)}; nothing was changed"
+    changed = [
+        f"{move['name']} {move['from_version'] or 'none'} -> {move['to_version']}"
+        for move in document["moves"]
+        if move["way"] != "held"
+    ]
+    parts = [f"{host}: {', '.join(changed) or 'order of extensions'}"]
+    parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
+    if document["away_s"] is not None:
+        parts.append(f"service away {document['away_s']:.2f} s")
+    if document["backend"]:
+        parts.append(f"back on {document['backend']}")
+    return "; ".join(parts)
+
+
+def _who() -> str:
+    user = "unknown"
+    with suppress(OSError, KeyError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+def _short(name: str) -> str:
+    return "delta" if "--" in name else "full transfer"
+
+
+def _since(started: float) -> float:
+    return round(time.monotonic() - started, 3)

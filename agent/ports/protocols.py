@@ -7,7 +7,7 @@ of the monotonic clock, and raises OperationError, never a foreign exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -157,6 +157,24 @@ class Fetched:
     way: str  # held | delta | full
     base_image_id: str | None
     moved_bytes: int
+    note: str = ""  # why a cheaper way was not taken
+
+
+class Fetcher(Protocol):
+    """One server's files. What it says about them is believed only as far as the caller's bounds reach."""
+
+    def get(self, path: str, limit: int, *, exact: bool = False, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of a file from `offset` on, as they arrive; never more than `limit` bytes of the whole file.
+
+        With `exact`, the whole file has exactly `limit` bytes. Raises `not-found`, `fetch-failed`, `fetch-too-large`,
+        `fetch-timeout`, `change-cancelled`.
+        """
+
+    def received_bytes(self) -> int:
+        """Every byte of every answer's body so far."""
+
+    def close(self) -> None:
+        """The connection is gone."""
 
 
 class Source(Protocol):

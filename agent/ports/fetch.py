@@ -1,0 +1,309 @@
+"""Reads files from one HTTP server that may be broken, slow or hostile: over a unix socket, TCP or TLS.
+
+One persistent connection, `GET` with `Range`, and nothing else. An answer must say how long it is, before a byte of it
+is read, and that must fit the caller's bound. Redirects, compressed answers and proxies from the environment are not
+followed. A server that stalls, or drips a byte now and then, is given up after a bounded time: a timeout per read would
+bound nothing. Every failure is an OperationError that names the address and how far it came.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from agent.contract.errors import ErrorCode, OperationError
+
+_PIECE_BYTES = 64 * 1024
+_RANGE = re.compile(r"\Abytes (\d{1,19})-(\d{1,19})/(\d{1,19})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How slow a server may be. `window_bytes` must arrive in every `window_s` of waiting."""
+
+    connect_s: float = 15.0
+    window_s: float = 20.0
+    window_bytes: int = 4096
+    # A whole answer may take this long, and longer by its size at the least rate.
+    answer_s: float = 60.0
+    least_bytes_per_s: int = 2048
+    # How soon a cancellation is noticed while nothing arrives.
+    slice_s: float = 0.5
+
+
+class HttpFetcher:
+    """The Fetcher port over HTTP/1.1. `source`: `unix:/path`, `http://host[:port][/base]` or `https://...`."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        limits: Limits | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._cancelled = cancelled
+        self._received = 0
+        self._connection: http.client.HTTPConnection | None = None
+        self._connect, self._base, self._shown = _endpoint(source, self._limits, tls)
+
+    def get(self, path: str, limit: int, *, exact: bool = False, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of a file from `offset` on. See the protocol."""
+        url = f"{self._shown}/{path}"
+        pace = _Pace(url, self._limits, limit, self._cancelled)
+        finished = False
+        try:
+            with _translated(url):
+                response = self._request(f"{self._base}/{path}", offset, pace)
+                left, skip = _accept(response, url, limit, exact=exact, offset=offset)
+                total = left
+                while left:
+                    piece = response.read1(min(_PIECE_BYTES, left))
+                    if not piece:
+                        raise _failed(url, f"the connection ended after {total - left} of {total} bytes")
+                    left -= len(piece)
+                    self._received += len(piece)
+                    if skip >= len(piece):
+                        skip -= len(piece)
+                        continue
+                    yield piece[skip:]
+                    skip = 0
+                response.close()
+            finished = True
+        finally:
+            # What is left of an answer nobody reads would be taken for the next one.
+            if not finished:
+                self.close()
+
+    def received_bytes(self) -> int:
+        """Every byte of every answer's body so far."""
+        return self._received
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _request(self, target: str, offset: int, pace: _Pace) -> http.client.HTTPResponse:
+        headers = {"Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        reused = self._connection is not None
+        try:
+            return self._ask(target, headers, pace)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
+            # A server may close an idle connection; that says nothing about this request.
+            self.close()
+            if not reused:
+                raise
+            return self._ask(target, headers, pace)
+
+    def _ask(self, target: str, headers: dict[str, str], pace: _Pace) -> http.client.HTTPResponse:
+        if self._connection is None:
+            self._connection = self._connect()
+        connection = self._connection
+        cast("_PacedSocket", connection.sock).pace = pace
+        connection.request("GET", target, headers=headers)
+        return connection.getresponse()
+
+
+def _accept(response: http.client.HTTPResponse, url: str, limit: int, *, exact: bool, offset: int) -> tuple[int, int]:
+    """How many bytes of body follow, and how many of them come before `offset`. Raises for any other answer."""
+    status = response.status
+    if status in (403, 404, 410):
+        raise OperationError(
+            ErrorCode.NOT_FOUND, f"cannot fetch {url}: the server answers {status}", "", {"status": status}
+        )
+    if 300 <= status < 400:
+        raise _failed(url, f"the server redirects ({status}), and redirects are not followed")
+    if status not in (200, 206) or (status == 206 and not offset):
+        raise _failed(url, f"the server answers {status}")
+    if response.getheader("Content-Encoding", "identity") != "identity":
+        raise _failed(url, "the answer is compressed, which was not asked for")
+    # With chunked, the length is what the server feels like.
+    lengths = response.headers.get_all("Content-Length") or []
+    if len(lengths) != 1 or not re.fullmatch(r"\d{1,19}", lengths[0]) or response.getheader("Transfer-Encoding"):
+        raise _failed(url, "the answer does not say its length")
+    length, start = int(lengths[0]), 0
+    whole = length
+    if status == 206:
+        match = _RANGE.match(response.getheader("Content-Range", ""))
+        if match is None:
+            raise _failed(url, "the answer does not say which part it is")
+        start, end, whole = (int(group) for group in match.groups())
+        if start > offset or end != whole - 1 or end - start + 1 != length:
+            raise _failed(url, f"the answer is bytes {start} to {end} of {whole}, {offset} onward was asked for")
+    if whole > limit:
+        raise OperationError(
+            ErrorCode.FETCH_TOO_LARGE, f"cannot fetch {url}: it is {whole} bytes, at most {limit} are expected"
+        )
+    if exact and whole != limit:
+        raise _failed(url, f"it is {whole} bytes, {limit} are signed")
+    if offset > whole:
+        raise _failed(url, f"it is {whole} bytes, {offset} onward was asked for")
+    return length, offset - start
+
+
+def _failed(url: str, why: str) -> OperationError:
+    return OperationError(ErrorCode.FETCH_FAILED, f"cannot fetch {url}: {why}")
+
+
+class _translated:  # noqa: N801 (reads as a word where it is used)
+    """Turn what sockets and http.client raise into OperationError."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, cause: BaseException | None, trace: Any) -> None:
+        if isinstance(cause, TimeoutError):
+            raise OperationError(
+                ErrorCode.FETCH_TIMEOUT, f"cannot fetch {self._url}: the server does not answer"
+            ) from cause
+        if isinstance(cause, OSError):
+            raise _failed(self._url, cause.strerror or str(cause)) from cause
+        if isinstance(cause, http.client.HTTPException):
+            raise _failed(self._url, f"the answer is not HTTP ({type(cause).__name__})") from cause
+
+
+class _Pace:
+    """Gives up on one answer: too slow over a window, too long in all, or cancelled."""
+
+    def __init__(self, url: str, limits: Limits, size: int, cancelled: Callable[[], bool]) -> None:
+        self._url = url
+        self._limits = limits
+        self._cancelled = cancelled
+        self._began = time.monotonic()
+        self._allowed_s = limits.answer_s + size / limits.least_bytes_per_s
+        self._waited_s = 0.0
+        self._arrived = 0
+        self._total = 0
+
+    def check(self) -> None:
+        if self._cancelled():
+            raise OperationError(ErrorCode.CHANGE_CANCELLED, f"cannot fetch {self._url}: it was cancelled")
+        taken = time.monotonic() - self._began
+        if taken > self._allowed_s:
+            self._give_up(taken)
+
+    def waited(self, seconds: float, count: int) -> None:
+        self._waited_s += seconds
+        self._arrived += count
+        self._total += count
+        if self._waited_s >= self._limits.window_s:
+            if self._arrived < self._limits.window_bytes:
+                self._give_up(time.monotonic() - self._began)
+            self._waited_s, self._arrived = 0.0, 0
+
+    def _give_up(self, taken: float) -> None:
+        raise OperationError(
+            ErrorCode.FETCH_TIMEOUT,
+            f"cannot fetch {self._url}: {self._total} bytes arrived in {taken:.0f} s",
+            "Check the connection, then deploy again; what arrived is kept.",
+        )
+
+
+class _PacedSocket:
+    """What http.client needs of a socket, with every wait sliced and paced."""
+
+    def __init__(self, sock: socket.socket, limits: Limits) -> None:
+        self._sock = sock
+        self._limits = limits
+        self.pace: _Pace | None = None
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(self._limits.window_s)
+        self._sock.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_PacedReader(self), _PIECE_BYTES)
+
+    def receive_into(self, buffer: Any) -> int:
+        pace = self.pace
+        assert pace is not None  # noqa: S101 (set before every request)
+        self._sock.settimeout(self._limits.slice_s)
+        while True:
+            pace.check()
+            began = time.monotonic()
+            try:
+                count = self._sock.recv_into(buffer)
+            except TimeoutError:
+                count = -1
+            pace.waited(time.monotonic() - began, max(count, 0))
+            if count >= 0:
+                return count
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class _PacedReader(io.RawIOBase):
+    def __init__(self, sock: _PacedSocket) -> None:
+        super().__init__()
+        self._sock = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._sock.receive_into(buffer)
+
+
+def _endpoint(
+    source: str, limits: Limits, tls: ssl.SSLContext | None
+) -> tuple[Callable[[], http.client.HTTPConnection], str, str]:
+    """How to connect, the path every target begins with, and how the server is named in messages."""
+    if source.startswith("unix:/"):
+        path = source.removeprefix("unix:")
+        return lambda: _connected("localhost", _unix_socket(path, limits), limits), "", "unix:"
+    parts = urlsplit(source)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc:
+        raise OperationError(
+            ErrorCode.USAGE,
+            f"cannot fetch from {source!r}: it is not unix:/path, http://host or https://host",
+        )
+    secure = parts.scheme == "https"
+    address = (host, port or (443 if secure else 80))
+
+    def connect() -> http.client.HTTPConnection:
+        sock = socket.create_connection(address, limits.connect_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if secure:
+            # The timeout bounds the whole handshake, not one read of it.
+            sock = (tls or ssl.create_default_context()).wrap_socket(sock, server_hostname=host)
+        return _connected(parts.netloc, sock, limits)
+
+    return connect, parts.path.rstrip("/"), f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _connected(netloc: str, sock: socket.socket, limits: Limits) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(netloc)
+    connection.sock = _PacedSocket(sock, limits)
+    return connection
+
+
+def _unix_socket(path: str, limits: Limits) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(limits.connect_s)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SystemClock:
-    """The Clock port on the real clock."""
+    """The Clock port on the real clock. `wait` sleeps; one that raises ends a step's wait when the agent stops."""
+
+    def __init__(self, wait: Callable[[float], None] = time.sleep) -> None:
+        self._wait = wait
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
@@ -22,7 +26,7 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         """Wait between two looks at a state."""
-        time.sleep(seconds)
+        self._wait(seconds)
 
     def boot_id(self) -> str:
         """The kernel's id of this boot, as a canonical UUID."""

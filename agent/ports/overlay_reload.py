@@ -22,6 +22,13 @@ from agent.ports.systemd import SystemdUnits
 _STATUS_TIMEOUT_S = 15.0
 _SERVICES = {Kind.SYSEXT: "systemd-sysext.service", Kind.CONFEXT: "systemd-confext.service"}
 _TOOLS = {Kind.SYSEXT: "systemd-sysext", Kind.CONFEXT: "systemd-confext"}
+_MARKERS = (
+    Path("/usr"),
+    Path("/usr/.systemd-sysext/extensions"),
+    Path("/opt/.systemd-sysext/extensions"),
+    Path("/etc"),
+    Path("/etc/.systemd-confext/extensions"),
+)
 _UNIT_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:_.")
 
 
@@ -31,14 +38,20 @@ class ReloadOverlay:
     def __init__(self, units: SystemdUnits, state: Path) -> None:
         self._units = units
         self._state = state
+        self._known: tuple[object, MergedSet] | None = None
 
     def merged(self) -> MergedSet:
-        """What systemd itself says is merged."""
-        read = {kind: _read_status(kind) for kind in Kind}
-        return MergedSet(
-            {kind: names for kind, (names, _) in read.items()},
-            {kind: since for kind, (_, since) in read.items() if since},
-        )
+        """What systemd itself says is merged. It is asked again only after something was mounted over a hierarchy."""
+        marks = _marks()
+        known = self._known
+        if known is None or known[0] != marks:
+            read = {kind: _read_status(kind) for kind in Kind}
+            merged = MergedSet(
+                {kind: names for kind, (names, _) in read.items()},
+                {kind: since for kind, (_, since) in read.items() if since},
+            )
+            self._known = known = (marks, merged)
+        return known[1]
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""
@@ -105,6 +118,7 @@ class ReloadOverlay:
             ) from cause
 
     def _check(self, runtime: Path | None) -> None:
+        self._known = None
         found = self.merged()
         for kind in Kind:
             wanted = () if runtime is None else link_names(runtime / kind)
@@ -139,6 +153,19 @@ def _escaped(character: str, *, first: bool) -> str:
     if character in _UNIT_NAME_CHARACTERS and not (first and character == "."):
         return character
     return "".join(f"\\x{byte:02x}" for byte in character.encode())
+
+
+def _marks() -> object:
+    """Differs after every merge and unmerge: each overlay is a file system of its own, with a marker file made anew."""
+    marks: list[tuple[int, ...]] = []
+    for path in _MARKERS:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            marks.append(())
+        else:
+            marks.append((found.st_dev, found.st_ino, found.st_mtime_ns))
+    return tuple(marks)
 
 
 def _read_status(kind: Kind) -> tuple[tuple[str, ...], str]:

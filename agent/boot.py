@@ -1,0 +1,98 @@
+"""The other half of the merge at boot: what systemd-sysext does not do.
+
+systemd has merged the images and reloaded itself before the agent starts. Once per boot the agent loads the modules the
+extensions ask for, runs their commands, starts the services they own, and then reads every merged image whole, since
+systemd merges damaged data without a word. What fails is a problem in the status and never keeps the rest from running.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from agent.contract.errors import OperationError
+from agent.contract.manifest import Extension
+from agent.extensions import Problem, commands, modules
+from agent.observe import Disk, owned_by
+from agent.ports.protocols import Kind, Overlay, Store, Units
+
+_LOG = logging.getLogger("avocado.boot")
+_ON_MERGE = "AVOCADO_ON_MERGE"
+
+
+class BootHalf:
+    """Runs once per boot; `marker` lies on a file system that a boot empties, and keeps what was found."""
+
+    def __init__(self, disk: Disk, overlay: Overlay, units: Units, marker: Path) -> None:
+        self._disk = disk
+        self._overlay = overlay
+        self._units = units
+        self._marker = marker
+
+    def run(self, *, start_timeout_s: float, command_timeout_s: float) -> list[Problem]:
+        """Do it unless it was done in this boot, and give the problems found then or now."""
+        done = self._done()
+        if done is not None:
+            return done
+        extensions = self._merged()
+        releases, unreadable = self._disk.releases(extensions)
+        problems = [Problem(error.code.value, error.message, error.remedy) for error in unreadable]
+        keys = [release for extension in extensions for release in releases.get(extension.image_id, {}).values()]
+        for argv in (
+            *(["modprobe", "--", name] for release in keys for name in modules(release)),
+            *(argv for release in keys for argv in commands(release, _ON_MERGE)),
+        ):
+            problems += _attempt(partial(self._units.run, argv, command_timeout_s))
+        for name in owned_by(extensions, releases):
+            problems += _attempt(partial(self._units.start, name, start_timeout_s))
+        problems += damaged(self._disk.store, extensions)
+        self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
+        return problems
+
+    def _done(self) -> list[Problem] | None:
+        try:
+            return [Problem(**entry) for entry in json.loads(self._marker.read_text(encoding="utf-8"))]
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):  # cut off while it was written: everything here may be done twice
+            return None
+
+    def _merged(self) -> list[Extension]:
+        active = self._disk.runtimes.active()
+        if active is None:
+            return []
+        manifest = self._disk.runtimes.manifest(active)
+        names = {(kind, name) for kind, names in self._overlay.merged().names.items() for name in names}
+        return [
+            extension
+            for extension in manifest.extensions
+            if any(
+                (Kind(kind), manifest.link_name(extension).removesuffix(".raw")) in names for kind in extension.types
+            )
+        ]
+
+
+def _attempt(work: Callable[[], None]) -> list[Problem]:
+    try:
+        work()
+    except OperationError as error:
+        _LOG.warning("%s", error.message)
+        return [Problem(error.code.value, error.message, error.remedy)]
+    return []
+
+
+def damaged(store: Store, extensions: Iterable[Extension]) -> list[Problem]:
+    """A problem for each image whose bytes are no longer those that were signed."""
+    return [
+        Problem(
+            "image-damaged",
+            f"extension {extension.name} {extension.version}: its image no longer has the bytes that were signed",
+            "Deploy this runtime again from the host; if it happens again, replace the disk.",
+        )
+        for extension in extensions
+        if not store.verify_image(extension)
+    ]

@@ -1,0 +1,260 @@
+"""avocadod: the only wiring. Configuration, adapters, engine, bus and systemd's notifications meet here.
+
+One event loop owns the connection to the bus. A change runs in a thread of its own and asks the adapters, which hand
+their calls back to the loop; the status is gathered in another. At start: what an earlier start left running is
+finished or reverted, trial mounts are taken away, and the other half of the boot's merge is done; until then a request
+for a change is refused. At the end a running change is left as its journal has it, and the next start decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dbus_fast import BusType
+from dbus_fast.aio import MessageBus
+
+from agent import VERSION
+from agent.boot import BootHalf
+from agent.bus import AgentBus, Board
+from agent.change.engine import Engine
+from agent.change.journal import Journal
+from agent.change.record import ChangeRecord
+from agent.change.step import Shutdown
+from agent.change.steps import build_handlers
+from agent.config import CONFIG_PATH, Config, load_config
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.status import StatusDocument
+from agent.extensions import Problem
+from agent.observe import Disk, Identity, Observer, identify
+from agent.ports.clock import SystemClock
+from agent.ports.files import FileRuntimes, FileStore, write_durably
+from agent.ports.images import MountedImages
+from agent.ports.inference import BusInference
+from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
+from agent.ports.npu import ProcNpu
+from agent.ports.overlay_reload import ReloadOverlay
+from agent.ports.systemd import SystemdUnits
+from agent.publish import StatusKeeper
+from agent.requests import Changes, OpenSources, Planner
+from agent.trust import open_source
+
+_INFERENCE_TIMEOUT_S = 2.0
+_SETTLE_TIMEOUT_S = 30.0
+_LOG = logging.getLogger("avocado.daemon")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the daemon until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="avocadod", description="The agent; systemd starts it (avocadod.service).")
+    parser.add_argument("--config", type=Path, default=CONFIG_PATH, help=f"default: {CONFIG_PATH}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    args = parser.parse_args(argv)
+    log_to_journal("avocadod", verbose=args.verbose)
+    try:
+        asyncio.run(serve(load_config(args.config)))
+    except OperationError as error:
+        _LOG.critical("%s%s", error.message, f" (try: {error.remedy})" if error.remedy else "")
+        return error.exit_status
+    return 0
+
+
+async def serve(config: Config) -> None:
+    """Wire everything, and serve until SIGTERM or until something breaks."""
+    stopping = threading.Event()
+    try:
+        bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
+    except OSError as cause:
+        raise OperationError(ErrorCode.AGENT_UNREACHABLE, f"cannot reach the system bus: {cause}") from cause
+    daemon = await Daemon.wire(config, bus, _clock(stopping))
+    try:
+        await daemon.run()
+    finally:
+        notify(STOPPING="1")
+        stopping.set()
+        await daemon.changes.interrupted(config.shutdown_grace_s)
+        bus.disconnect()
+
+
+def _clock(stopping: threading.Event) -> SystemClock:
+    def wait(seconds: float) -> None:
+        if stopping.wait(seconds):
+            raise Shutdown
+
+    return SystemClock(wait)
+
+
+class Daemon:
+    """The wired parts that the main loop moves."""
+
+    def __init__(
+        self, config: Config, bus: MessageBus, observer: Observer, journal: Journal, boot: BootHalf, clock: SystemClock
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._observer = observer
+        self._journal = journal
+        self._boot = boot
+        self._clock = clock
+        self._boot_problems: list[Problem] = []
+        self.changes: Changes
+        self._agent_bus: AgentBus
+        self._status: StatusKeeper
+        self._settle: Callable[[], None]
+        self._engine: Engine
+
+    @classmethod
+    async def wire(cls, config: Config, bus: MessageBus, clock: SystemClock) -> Daemon:
+        """Make every part and put them together."""
+        loop = asyncio.get_running_loop()
+        state = config.state_dir
+        units = await SystemdUnits.connect(bus)
+        inference = BusInference(bus, loop)
+        overlay = ReloadOverlay(units, state)
+        store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
+        journal = Journal(state / "changes", write_durably)
+        identity = identify(_board(state), VERSION)
+        sources = OpenSources(lambda source: open_source(source, state, store, _names(identity)))
+        handlers = build_handlers(
+            units=units,
+            overlay=overlay,
+            npu=ProcNpu(),
+            inference=inference,
+            store=store,
+            runtimes=runtimes,
+            images=images,
+            source_for=sources.open,
+            clock=clock,
+        )
+        disk = Disk(store, runtimes, images)
+        observer = Observer(identity, disk, overlay, units, inference)
+        boot = BootHalf(disk, overlay, units, config.run_dir / "boot-half.json")
+        daemon = cls(config, bus, observer, journal, boot, clock)
+        daemon._engine = Engine(journal, handlers, clock)
+        daemon._settle = lambda: overlay.settle(_SETTLE_TIMEOUT_S)
+        daemon.changes = Changes(daemon._engine, Planner(observer, journal, sources), sources, daemon._news)
+        daemon._status = StatusKeeper(
+            daemon._gather,
+            lambda: inference.read_document(_INFERENCE_TIMEOUT_S),
+            config.run_dir,
+            config.status_interval_s,
+        )
+        board = Board(daemon._describe, daemon._history, runtimes.active, daemon._remove, VERSION)
+        daemon._agent_bus = AgentBus(bus, board, daemon.changes)
+        return daemon
+
+    async def run(self) -> None:
+        """Serve until SIGTERM. Raises whatever a part of the daemon could not handle."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._config.run_dir.mkdir(parents=True, exist_ok=True)
+        await self._agent_bus.appear()
+        parts = {
+            asyncio.create_task(part)
+            for part in (stop.wait(), self._start(), self._status.keep(), self._gone(), self._feed_watchdog())
+        }
+        notify(READY="1", STATUS="Finishing what the last start left")
+        waiting: set[asyncio.Future[Any]] = {*parts, self.changes.failure}
+        try:
+            while not stop.is_set():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for part in done:
+                    part.result()
+        finally:
+            for part in parts:
+                part.cancel()
+
+    async def _start(self) -> None:
+        await self.changes.exclusively("the agent's start", self._finish_and_boot)
+        notify(STATUS="Ready")
+        self._status.touch()
+
+    def _finish_and_boot(self, listener: Callable[[ChangeRecord], None]) -> None:
+        recovered = self._engine.recover(listener)
+        if recovered is None:
+            newest = self._newest()
+            if newest is not None:
+                listener(newest)
+        self._settle()
+        self._boot_problems = self._boot.run(
+            start_timeout_s=self._config.start_timeout_s, command_timeout_s=self._config.command_timeout_s
+        )
+
+    def _newest(self) -> ChangeRecord | None:
+        records, unreadable = self._journal.history(1)
+        for error in unreadable:
+            _LOG.warning("%s", error.message)
+        return records[0] if records else None
+
+    def _news(self, record: ChangeRecord) -> None:
+        self._agent_bus.news(record)
+        self._status.touch()
+        notify(STATUS=f"Change {record.number} ({record.kind}): {record.step.kind if record.step else record.outcome}")
+
+    def _gather(self, inference: Mapping[str, Any] | None) -> StatusDocument:
+        return self._observer.document(
+            self.changes.record,
+            inference,
+            self._boot_problems,
+            interval_s=self._config.status_interval_s,
+            now=self._clock.now(),
+        )
+
+    async def _describe(self) -> str:
+        return json.dumps(await self._status.refresh())
+
+    def _history(self, limit: int) -> str:
+        records, _ = self._journal.history(limit or self._config.history_limit)
+        return json.dumps([record.as_dict() for record in records])
+
+    async def _remove(self, runtime: str) -> None:
+        runtimes = self._observer.disk.runtimes
+        if runtime not in runtimes.ids():
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"cannot remove runtime {runtime}: it is not on this board",
+                "avocadoctl runtime list",
+            )
+        await self.changes.exclusively(f"the removal of runtime {runtime}", lambda _: runtimes.remove(runtime))
+        self._status.touch()
+
+    async def _gone(self) -> None:
+        await self._bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
+        raise OperationError(ErrorCode.AGENT_UNREACHABLE, "cannot go on: the system bus is gone")
+
+    async def _feed_watchdog(self) -> None:
+        interval_s = watchdog_interval_s()
+        while interval_s is not None:
+            notify(WATCHDOG="1")
+            await asyncio.sleep(interval_s / 3)
+
+
+def _board(state: Path) -> dict[str, Any]:
+    path = state / "board.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}  # not provisioned: every deploy is then refused as one for another board
+    except (OSError, ValueError) as cause:
+        raise OperationError(
+            ErrorCode.BAD_CONFIG, f"cannot read {path}: {cause}", "Provision the board again."
+        ) from cause
+    return document if isinstance(document, dict) else {}
+
+
+def _names(identity: Identity) -> dict[str, str]:
+    return {"target": identity.target, "arch": identity.arch}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""The board as it is: what is on disk, what systemd merged, what runs, put together from the ports.
+
+Two readers: the plan, which needs an Observed before a change, and people, who get the status document. Neither trusts
+a record where the device can be asked. What an image says about itself never changes, since its name is its hash, so
+it is read once.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from agent.change.record import ChangeRecord, Outcome
+from agent.contract.errors import OperationError
+from agent.contract.manifest import Extension, Manifest
+from agent.contract.status import (
+    SCHEMA,
+    ExtensionEntry,
+    ProblemEntry,
+    RuntimeEntry,
+    ServiceEntry,
+    StatusDocument,
+    agent_entry,
+    change_entry,
+)
+from agent.extensions import ExtensionView, Problem, compare, owned_services
+from agent.plan import NpuFacts, Observed, shown_runtime
+from agent.ports.protocols import ImageReader, Inference, Kind, Overlay, Runtimes, Store, Units, UnitState
+
+_DESCRIBE_TIMEOUT_S = 2.0
+
+Releases = dict[str, Mapping[Kind, Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this board is; none of it changes while the agent runs."""
+
+    target: str
+    arch: str
+    python: str
+    agent_version: str
+    os_release: Mapping[str, str]
+
+
+def identify(board: Mapping[str, Any], agent_version: str) -> Identity:
+    """The board's identity: `board` is what provision wrote, the rest is asked of the system."""
+    return Identity(
+        target=str(board.get("target", "")),
+        arch=str(board.get("arch", "") or platform.machine()),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        agent_version=agent_version,
+        os_release=platform.freedesktop_os_release(),
+    )
+
+
+class History(Protocol):
+    """The journal, as far as an observer reads it."""
+
+    def history(self, limit: int = 0) -> tuple[list[ChangeRecord], list[OperationError]]:
+        """The newest records, newest first, and what could not be read."""
+
+
+class Disk:
+    """The store and the runtimes, and what the images in them say about themselves."""
+
+    def __init__(self, store: Store, runtimes: Runtimes, images: ImageReader) -> None:
+        self.store = store
+        self.runtimes = runtimes
+        self._images = images
+        self._releases: Releases = {}
+        self._unreadable: dict[str, OperationError] = {}
+        self._lock = threading.Lock()
+
+    def manifests(self) -> tuple[dict[str, Manifest], list[OperationError]]:
+        """Every runtime on disk that can be read, and what could not."""
+        found: dict[str, Manifest] = {}
+        errors: list[OperationError] = []
+        for runtime in self.runtimes.ids():
+            try:
+                found[runtime] = self.runtimes.manifest(runtime)
+            except OperationError as error:
+                errors.append(error)
+        return found, errors
+
+    def image_sizes(self) -> dict[str, int]:
+        """Every complete image and its size in bytes."""
+        paths = ((image_id, self.store.image(image_id)) for image_id in self.store.image_ids())
+        return {image_id: path.stat().st_size for image_id, path in paths if path is not None}
+
+    def releases(self, extensions: Iterable[Extension]) -> tuple[Releases, list[OperationError]]:
+        """The extension-release keys of images that are on the board, and which images could not be read."""
+        with self._lock:  # the plan and the status ask from different threads
+            wanted = {extension.image_id: extension for extension in extensions}
+            for image_id, extension in wanted.items():
+                if image_id not in self._releases and image_id not in self._unreadable:
+                    self._read(extension)
+            found = {image_id: self._releases[image_id] for image_id in wanted if image_id in self._releases}
+            return found, [error for image_id, error in self._unreadable.items() if image_id in wanted]
+
+    def _read(self, extension: Extension) -> None:
+        path = self.store.image(extension.image_id)
+        if path is None:  # it may come; not remembered
+            return
+        try:
+            kinds = [Kind(kind) for kind in extension.types]
+            keys = {kind: self._images.release(path, extension.name, kind) for kind in kinds}
+        except OperationError as error:
+            self._unreadable[extension.image_id] = error
+        else:
+            self._releases[extension.image_id] = keys
+
+
+class Observer:
+    """Asks the ports and puts the answers together."""
+
+    def __init__(self, identity: Identity, disk: Disk, overlay: Overlay, units: Units, inference: Inference) -> None:
+        self.identity = identity
+        self.disk = disk
+        self._overlay = overlay
+        self._units = units
+        self._inference = inference
+
+    def observe(self, journal: History) -> Observed:
+        """The board before a change."""
+        manifests, _ = self.disk.manifests()
+        runtimes = self.disk.runtimes
+        active = runtimes.active()
+        merged = self._overlay.merged()
+        releases, _ = self.disk.releases(e for m in manifests.values() for e in m.extensions)
+        records, _ = journal.history()
+        identity = self.identity
+        observed = Observed(
+            target=identity.target,
+            arch=identity.arch,
+            python=identity.python,
+            agent_version=identity.agent_version,
+            os_release=identity.os_release,
+            active=active,
+            previous=runtimes.previous(),
+            runtimes=manifests,
+            images=self.disk.image_sizes(),
+            releases=releases,
+            merged=merged,
+            services={},
+            free_bytes=self.disk.store.free_bytes(),
+            inference=self._inference.describe(_DESCRIBE_TIMEOUT_S),
+            last_npu=last_npu(records),
+            after_stuck=bool(records) and records[0].outcome is Outcome.STUCK,
+        )
+        shown = shown_runtime(observed)
+        owned = owned_by(shown.extensions if shown else (), releases)
+        return replace(observed, services=self._units.states(owned))
+
+    def document(
+        self,
+        record: ChangeRecord | None,
+        inference: Mapping[str, Any] | None,
+        extra_problems: Iterable[Problem],
+        *,
+        interval_s: float,
+        now: str,
+    ) -> StatusDocument:
+        """The status document. `inference` is what the pose service says of itself."""
+        manifests, unreadable = self.disk.manifests()
+        runtimes = self.disk.runtimes
+        active, previous = runtimes.active(), runtimes.previous()
+        on_trial = record.to_runtime if record is not None and record.outcome is Outcome.RUNNING else None
+        wanted = manifests.get(active or "")
+        listed = [e for m in manifests.values() for e in m.extensions]
+        releases, bad_images = self.disk.releases(listed)
+        report = compare(
+            manifests.get(on_trial or "") if self._is_shown(manifests.get(on_trial or "")) else wanted,
+            self._overlay.merged(),
+            held=self.disk.store.image_ids(),
+            releases=releases,
+            others=[m for runtime, m in manifests.items() if runtime != active],
+        )
+        services = self._units.states(list(dict.fromkeys(u for v in report.extensions if v.wanted for u in v.services)))
+        problems = [
+            *(_problem_of(error) for error in (*unreadable, *bad_images)),
+            *(_entry_of(problem) for problem in report.problems),
+            *(_entry_of(problem) for problem in extra_problems),
+            *service_problems(services, running=on_trial is not None),
+        ]
+        return {
+            "schema": SCHEMA,
+            "target": self.identity.target,
+            "arch": self.identity.arch,
+            "agent": agent_entry(self.identity.agent_version, interval_s, now),
+            "runtime": _runtime_entry(wanted),
+            "previous": _runtime_entry(manifests.get(previous or "")),
+            "runtimes": [_present(m) for m in sorted(manifests.values(), key=lambda m: m.built_at, reverse=True)],
+            "extensions": [_extension_entry(view) for view in report.extensions],
+            "services": [_service_entry(state) for state in services.values()],
+            "inference": dict(inference) if inference is not None else None,
+            "change": change_entry(record.as_dict()) if record is not None else None,
+            "problems": problems,
+        }
+
+    def _is_shown(self, manifest: Manifest | None) -> bool:
+        if manifest is None:
+            return False
+        names = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
+        merged = self._overlay.merged()
+        return names == {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}
+
+
+def owned_by(extensions: Iterable[Extension], releases: Mapping[str, Mapping[Kind, Mapping[str, str]]]) -> list[str]:
+    """The units that these extensions own, in merge order."""
+    units: dict[str, None] = {}
+    for extension in extensions:
+        for keys in releases.get(extension.image_id, {}).values():
+            units.update(dict.fromkeys(owned_services(keys)))
+    return list(units)
+
+
+def last_npu(records: Iterable[ChangeRecord]) -> NpuFacts | None:
+    """The accelerator as the newest record that mentions one describes it."""
+    for record in records:
+        npu = record.facts.get("npu")
+        if isinstance(npu, dict):
+            return NpuFacts(tuple(npu["nodes"]), float(npu["settle_s"]), int(npu["contexts"]))
+    return None
+
+
+def service_problems(services: Mapping[str, UnitState], *, running: bool) -> list[ProblemEntry]:
+    """Owned services that are not as they should be; while a change runs they may well be down."""
+    if running:
+        return []
+    return [
+        {
+            "code": "service-down",
+            "message": f"{state.name} is {state.active} ({state.result or state.sub})",
+            "remedy": f"See why: journalctl -b -n 30 -u {state.name}",
+        }
+        for state in services.values()
+        if state.active not in ("active", "activating", "reloading")
+    ]
+
+
+def _present(manifest: Manifest) -> RuntimeEntry:
+    return {
+        "name": manifest.runtime.name,
+        "version": manifest.runtime.version,
+        "id": manifest.id,
+        "built_at": manifest.built_at,
+        "manifest_version": manifest.manifest_version,
+    }
+
+
+def _runtime_entry(manifest: Manifest | None) -> RuntimeEntry | None:
+    return None if manifest is None else _present(manifest)
+
+
+def _extension_entry(view: ExtensionView) -> ExtensionEntry:
+    return {
+        "name": view.name,
+        "version": view.version,
+        "isSysext": Kind.SYSEXT in view.types,
+        "isConfext": Kind.CONFEXT in view.types,
+        "isMerged": view.is_merged,
+        "origin": view.origin,
+        "imageId": view.image_id,
+        "shortId": view.image_id[:8],
+        "sha256": view.sha256,
+        "merge_name": view.merge_name,
+        "services": list(view.services),
+    }
+
+
+def _service_entry(state: UnitState) -> ServiceEntry:
+    return {
+        "name": state.name,
+        "load": state.load,
+        "active": state.active,
+        "sub": state.sub,
+        "result": state.result,
+        "restarts": state.restarts,
+    }
+
+
+def _problem_of(error: OperationError) -> ProblemEntry:
+    return {"code": error.code.value, "message": error.message, "remedy": error.remedy}
+
+
+def _entry_of(problem: Problem) -> ProblemEntry:
+    return {"code": problem.code, "message": problem.message, "remedy": problem.remedy}

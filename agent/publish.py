@@ -1,0 +1,90 @@
+"""Keeps `/run/avocado/status.json` true: written again at every change, and every few seconds without one.
+
+The file is replaced in one rename, so that a reader never sees half of it, and carries when it was written, so that a
+reader can tell a dead agent's last words. It is readable by the group avocado only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.contract.errors import OperationError
+from agent.contract.status import FILE_NAME, StatusDocument
+
+GROUP = "avocado"
+# Progress comes many times a second; looking at the whole board that often would cost more than it tells.
+_LEAST_PAUSE_S = 0.25
+_LOG = logging.getLogger("avocado.status")
+
+Gather = Callable[[Mapping[str, Any] | None], StatusDocument]
+
+
+class StatusKeeper:
+    """Gathers and publishes. `gather` is called in a thread, since it asks ports that wait."""
+
+    def __init__(
+        self,
+        gather: Gather,
+        ask_inference: Callable[[], Awaitable[Mapping[str, Any] | None]],
+        run_dir: Path,
+        interval_s: float,
+    ) -> None:
+        self._gather = gather
+        self._ask_inference = ask_inference
+        self._path = run_dir / FILE_NAME
+        self._interval_s = interval_s
+        self._wanted = asyncio.Event()
+        self._gathering = asyncio.Lock()
+
+    def touch(self) -> None:
+        """Something has changed."""
+        self._wanted.set()
+
+    async def refresh(self) -> StatusDocument:
+        """Gather now, write the file, and give the document."""
+        async with self._gathering:
+            self._wanted.clear()
+            try:
+                inference = await self._ask_inference()
+            except OperationError as error:
+                _LOG.info("%s", error.message)
+                inference = None
+            document = await asyncio.to_thread(self._gather, inference)
+            write_status(self._path, document)
+            return document
+
+    async def keep(self) -> None:
+        """Publish for as long as the daemon runs."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_LEAST_PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), self._interval_s)
+
+
+def write_status(path: Path, document: StatusDocument) -> None:
+    """Replace the file: root and the group avocado may read it. Not synced, since it does not outlive the boot."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        gid = _group_id()
+        if gid is not None:
+            os.fchown(descriptor, 0, gid)
+        os.fchmod(descriptor, 0o640)
+        json.dump(document, stream)
+    temporary.rename(path)
+
+
+def _group_id() -> int | None:
+    try:
+        return grp.getgrnam(GROUP).gr_gid
+    except KeyError:  # a base without libnss-systemd: then only root reads
+        return None

@@ -1,0 +1,253 @@
+"""Requests become changes: one at a time, each planned before anything is touched, run in a thread of its own.
+
+A request that the plan refuses never becomes a change; its error goes to the caller. Once the change is in the journal
+the caller gets its first record, and everything after that is news to whoever listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agent.change.engine import Engine
+from agent.change.journal import Journal
+from agent.change.record import ChangeRecord, NewChange, Outcome
+from agent.change.step import Shutdown
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Manifest
+from agent.observe import Observer
+from agent.plan import ChangeKind, Observed, Wanted, plan_change, shown_runtime
+from agent.ports.protocols import Source
+
+_LOG = logging.getLogger("avocado.requests")
+
+Listener = Callable[[ChangeRecord], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What somebody asked for. `runtime` is an id, empty for the previous one; `source` a deploy source."""
+
+    kind: ChangeKind
+    requested_by: str
+    runtime: str = ""
+    source: str = ""
+    dry_run: bool = False
+
+
+class OpenSources:
+    """Sources that are open for the change at work; used by its thread only."""
+
+    def __init__(self, opener: Callable[[str], Source]) -> None:
+        self._opener = opener
+        self._open: dict[str, Source] = {}
+
+    def open(self, source: str) -> Source:
+        """The source, opened at its first use."""
+        if source not in self._open:
+            self._open[source] = self._opener(source)
+        return self._open[source]
+
+    def close(self) -> None:
+        """Every opened source is closed."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class Planner:
+    """Turns an Ask into a change that can be run. Reads only."""
+
+    def __init__(self, observer: Observer, journal: Journal, sources: OpenSources) -> None:
+        self._observer = observer
+        self._journal = journal
+        self._sources = sources
+
+    def plan(self, ask: Ask) -> NewChange:
+        """The change. Raises OperationError when the request is refused."""
+        observed = self._observer.observe(self._journal)
+        wanted = self._wanted(ask, observed)
+        steps = plan_change(observed, wanted)
+        shown = shown_runtime(observed)
+        to = wanted.manifest or (observed.runtimes.get(observed.active or "") if ask.kind is not _UNMERGE else None)
+        return NewChange(
+            kind=ask.kind.value,
+            requested_by=ask.requested_by,
+            from_runtime=shown.id if shown else observed.active,
+            to_runtime=to.id if to else None,
+            steps=() if ask.dry_run else steps,
+            facts={"dry_run": True, "plan": [{"kind": s.kind, "inputs": s.inputs} for s in steps]}
+            if ask.dry_run
+            else {},
+        )
+
+    def _wanted(self, ask: Ask, observed: Observed) -> Wanted:
+        match ask.kind:
+            case ChangeKind.DEPLOY:
+                return self._deployed(ask, observed)
+            case ChangeKind.ACTIVATE | ChangeKind.ROLLBACK:
+                return Wanted(ask.kind, self._on_disk(ask, observed))
+            case ChangeKind.MERGE | ChangeKind.UNMERGE | ChangeKind.REFRESH:
+                return Wanted(ask.kind, None)
+
+    def _deployed(self, ask: Ask, observed: Observed) -> Wanted:
+        source = self._sources.open(ask.source)
+        manifest = source.manifest()
+        active = observed.runtimes.get(observed.active or "")
+        held = [e for e in (active.extensions if active else ()) if e.image_id in observed.images]
+        missing = [e for e in manifest.extensions if e.image_id not in observed.images]
+        transfers = {e.image_id: source.transfer_sizes(e, held)[0] for e in missing}
+        return Wanted(ask.kind, manifest, ask.source, transfers)
+
+    def _on_disk(self, ask: Ask, observed: Observed) -> Manifest:
+        runtime = ask.runtime or observed.previous
+        if runtime is None:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                "cannot roll back: this board has no previous runtime",
+                "See which are on disk: avocadoctl runtime list",
+            )
+        manifest = observed.runtimes.get(runtime)
+        if manifest is None:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"cannot {ask.kind.value} runtime {runtime}: it is not on this board",
+                "See which are: avocadoctl runtime list",
+            )
+        return manifest
+
+
+_UNMERGE = ChangeKind.UNMERGE
+
+
+class Changes:
+    """One change at a time. Lives on the event loop; the change itself runs in a thread."""
+
+    def __init__(self, engine: Engine, planner: Planner, sources: OpenSources, listener: Listener) -> None:
+        self._engine = engine
+        self._planner = planner
+        self._sources = sources
+        self._listener = listener
+        self._busy = ""
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        self.record: ChangeRecord | None = None  # the running one, else the last
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def running(self) -> ChangeRecord | None:
+        """The change that runs now."""
+        record = self.record
+        return record if record is not None and record.outcome is Outcome.RUNNING else None
+
+    @property
+    def busy(self) -> bool:
+        """Something is at work: a plan, a change, or what the start has to finish first."""
+        return bool(self._busy)
+
+    async def begin(self, ask: Ask) -> ChangeRecord:
+        """Plan and start a change, and give its first record. Raises `change-running`, or why the plan refuses."""
+        first: asyncio.Future[ChangeRecord] = asyncio.get_running_loop().create_future()
+        tell = self._teller(first)
+
+        def work() -> None:
+            change = self._planner.plan(ask)
+            self._engine.run(change, tell, self._cancelled.is_set)
+
+        job = self._start(f"a {ask.kind.value} asked for by {ask.requested_by}", work)
+        either: set[asyncio.Future[Any]] = {first, job}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            job.result()
+            raise OperationError(ErrorCode.INTERNAL, f"cannot begin the {ask.kind.value}: it left no record")
+        job.add_done_callback(self._check)
+        return first.result()
+
+    async def exclusively(self, what: str, work: Callable[[Listener], None]) -> None:
+        """Run something else that must not meet a change. Raises `change-running`, and what it raises."""
+        tell = self._teller(None)
+        await self._start(what, lambda: work(tell))
+
+    def cancel(self, number: int) -> None:
+        """The running change is asked to stop. Raises `unsupported` once the switch has begun."""
+        record = self.running
+        if record is None or record.number != number:
+            raise OperationError(ErrorCode.NOT_FOUND, f"cannot cancel change {number}: it is not running")
+        if not self._engine.cancellable(record):
+            step = record.step.kind if record.step else "its end"
+            raise OperationError(
+                ErrorCode.UNSUPPORTED,
+                f"cannot cancel change {number}: it has reached {step}, and now ends by itself",
+                f"Wait for it, then: avocadoctl rollback (avocadoctl history show {number})",
+            )
+        self._cancelled.set()
+
+    def _start(self, what: str, work: Callable[[], None]) -> asyncio.Future[None]:
+        if self._busy:
+            running = self.running
+            name = f"change {running.number} ({running.kind})" if running else self._busy
+            raise OperationError(
+                ErrorCode.CHANGE_RUNNING,
+                f"cannot begin another change: {name} is at work",
+                "Follow it: avocadoctl watch",
+                {"change": running.number} if running else {},
+            )
+        self._busy = what
+        self._cancelled.clear()
+        loop = asyncio.get_running_loop()
+        job: asyncio.Future[None] = loop.create_future()
+
+        def body() -> None:
+            error: BaseException | None = None
+            try:
+                work()
+            except Shutdown:
+                _LOG.warning("%s was interrupted by the agent's end; the next start decides", what)
+                return
+            except BaseException as caught:  # noqa: BLE001 - carried to the loop, where it is raised
+                error = caught
+            finally:
+                self._sources.close()
+            loop.call_soon_threadsafe(self._ended, job, error)
+
+        # A daemon thread: a step that waits for a device must not keep the agent from ending.
+        self._thread = threading.Thread(target=body, name="change", daemon=True)
+        self._thread.start()
+        return job
+
+    async def interrupted(self, timeout_s: float) -> None:
+        """Whatever is at work has left, or the time is up; the adapters answer meanwhile."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _ended(self, job: asyncio.Future[None], error: BaseException | None) -> None:
+        self._busy = ""
+        if error is None:
+            job.set_result(None)
+        else:
+            job.set_exception(error)
+        if self.record is not None:
+            self._listener(self.record)
+
+    def _check(self, job: asyncio.Future[None]) -> None:
+        error = job.exception()
+        if error is not None and not self.failure.done():
+            self.failure.set_exception(error)
+
+    def _teller(self, first: asyncio.Future[ChangeRecord] | None) -> Listener:
+        loop = asyncio.get_running_loop()
+
+        def on_loop(record: ChangeRecord) -> None:
+            self.record = record
+            self._listener(record)
+            if first is not None and not first.done():
+                first.set_result(record)
+
+        return lambda record: _on(loop, on_loop, record)
+
+
+def _on(loop: asyncio.AbstractEventLoop, listener: Listener, record: ChangeRecord) -> None:
+    loop.call_soon_threadsafe(listener, record)

@@ -187,7 +187,7 @@ def _refuse_foreign(root: Path, name: str, part: ExtensionPart) -> None:
                 f"cannot build {name}: /{inside} is outside of what a {' and '.join(part.types)} merges over",
                 f"Move it below /{' or /'.join(sorted(allowed))}, or add the other type to types.",
             )
-        if inside.name == "os-release" or "extension-release.d" in inside.parts:
+        if not path.is_dir() and (inside.name == "os-release" or "extension-release.d" in inside.parts):
             raise OperationError(
                 ErrorCode.BAD_PROJECT, f"cannot build {name}: /{inside} describes the base or another extension"
             )

@@ -1,0 +1,98 @@
+"""Writes a network in int8: camera bytes in, int8 heads out, weights symmetric and per channel (or per tensor).
+
+The input tensor is uint8 with zero point 128, so that a frame goes in unconverted; one QUANTIZE turns it into int8 and
+stands for the subtraction of the normalisation, whose remainder (127.502 is not 128) goes into the first bias. RESIZE
+must keep its input's scale, and LOGISTIC has the fixed one that every kernel expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.prepare.calibrate import Range
+from inference.prepare.graph import Array, Kind, Layer, Net
+from inference.prepare.writer import Affine, FileWriter, size_tensor
+
+_INPUT_ZERO_POINT = 128
+_LOGISTIC = Affine(1 / 256, -128)
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """A layer's weights as int8 and the scale of each output channel (one when per tensor)."""
+
+    weights: Array
+    scales: Array
+
+
+def affine(known: Range) -> Affine:
+    """The int8 codes of a range; it always holds zero, which padding needs exactly."""
+    low, high = min(known.low, 0.0), max(known.high, 1e-6)
+    scale = (high - low) / 255
+    return Affine(scale, int(np.clip(round(-128 - low / scale), -128, 127)))
+
+
+def round_weights(layer: Layer, *, per_channel: bool) -> Codes:
+    """Each weight rounded to the nearest code."""
+    kernel = layer.kernel
+    if per_channel:
+        others = tuple(axis for axis in range(4) if axis != layer.channel_axis)
+        largest = np.abs(kernel).max(axis=others, keepdims=True)
+    else:
+        largest = np.abs(kernel).max(keepdims=True)
+    scales = np.maximum(largest, 1e-9) / 127
+    return Codes(np.clip(np.round(kernel / scales), -127, 127).astype(np.int8), scales.ravel())
+
+
+def write_int8(net: Net, ranges: Mapping[str, Range], *, per_channel: bool) -> bytes:
+    """The network in int8."""
+    writer = FileWriter()
+    writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, _INPUT_ZERO_POINT))
+    codes: dict[str, Affine] = {}
+    remainders: dict[str, float] = {}
+    for layer in net.layers:
+        if layer.kind is Kind.SUBTRACT:
+            codes[layer.out] = Affine(1.0, 0)
+            remainders[layer.out] = _INPUT_ZERO_POINT - layer.subtrahend
+            output = writer.tensor(layer.out, net.input_shape, "int8", affine=codes[layer.out])
+            writer.quantize(writer.index(layer.inputs[0]), output)
+            continue
+        source = layer.inputs[0]
+        codes[layer.out] = _output_codes(layer, codes[source], ranges)
+        inputs = [writer.index(name) for name in layer.inputs]
+        if layer.has_weights:
+            rounded = round_weights(layer, per_channel=per_channel)
+            bias = layer.offset + remainders.get(source, 0.0) * _sums(layer)
+            inputs += _constants(writer, layer, rounded, bias, codes[source])
+        elif layer.size is not None:
+            inputs.append(size_tensor(writer, layer))
+        writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "int8", affine=codes[layer.out]))
+    return writer.finish({net.input: net.input}, net.outputs)
+
+
+def _output_codes(layer: Layer, source: Affine, ranges: Mapping[str, Range]) -> Affine:
+    if layer.kind is Kind.SIGMOID:
+        return _LOGISTIC
+    if layer.kind is Kind.RESIZE:
+        return source
+    return affine(ranges[layer.out])
+
+
+def _sums(layer: Layer) -> Array:
+    """The sum of each output channel's weights: what a constant added to the input adds to the output."""
+    others = tuple(axis for axis in range(4) if axis != layer.channel_axis)
+    return np.asarray(layer.kernel.sum(axis=others))
+
+
+def _constants(writer: FileWriter, layer: Layer, rounded: Codes, bias: Array, source: Affine) -> list[int]:
+    scales = (rounded.scales * source.scale).astype(np.float32)
+    steps = np.clip(np.round(bias / scales.astype(np.float64)), _INT32.min, _INT32.max).astype(np.int32)
+    weights = Affine(rounded.scales, 0, layer.channel_axis)
+    return [
+        writer.tensor(f"{layer.out}/weights", layer.kernel.shape, "int8", rounded.weights, weights),
+        writer.tensor(f"{layer.out}/bias", bias.shape, "int32", steps, Affine(scales, 0)),
+    ]

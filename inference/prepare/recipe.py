@@ -1,0 +1,80 @@
+"""What each accelerator is given and which ranges a model family needs, as data.
+
+A recipe names how a file is made. A target without one is refused by name: better no file than one that the board's
+NPU runs wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.errors import InferenceError
+from inference.prepare.calibrate import Pictures, Range, extremes, percentiles
+from inference.prepare.graph import Kind, Net
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one accelerator's file is made, and what a board with it must achieve."""
+
+    name: str
+    per_channel: bool
+    requirements: Mapping[str, Any]
+
+
+CPU = "cpu"
+RECIPES = {
+    CPU: Recipe("cpu-xnnpack", True, {"backend": "any", "latency_p95_ms": 100.0, "frame_rate_fps": 30.0}),
+    "virtual": Recipe("virtual", True, {"backend": "npu", "latency_p95_ms": 100.0, "frame_rate_fps": 30.0}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to choose ranges; two of them make two honest versions of a model, alike in nearly every byte."""
+
+    version: str
+    head_percentile: float
+    summary: str
+
+
+VARIANTS = {
+    "percentile": Variant("4.1", 99.9, "percentile 99.9 where backgrounds reach far: the better one"),
+    "minmax": Variant("4.0", 100.0, "the extremes of the calibration pictures everywhere"),
+}
+
+# Below -6 a score is 0 in int8 anyway; a point is never further than its whole map from the centre, nor more than a
+# few cells from its peak.
+_LEAST_LOGIT = -6.0
+_LIMITS = {"regress": 48.0, "offset": 4.0}
+_BACKBONE = "model/"
+
+
+def recipe_for(target: str) -> Recipe:
+    """The recipe of an accelerator."""
+    if target not in RECIPES:
+        raise InferenceError(
+            f"cannot prepare for {target}: there are recipes for {', '.join(sorted(RECIPES))}",
+            "name one of them with --target",
+        )
+    return RECIPES[target]
+
+
+def movenet_ranges(net: Net, pictures: Pictures, variant: Variant) -> dict[str, Range]:
+    """Extremes in the backbone; the variant's percentile in pyramid and heads, whose extremes are background."""
+    found = extremes(net, pictures)
+    ranges = dict(found)
+    if variant.head_percentile < 100:
+        late = [name for name in net.tensors if not name.startswith(_BACKBONE)]
+        ranges.update(percentiles(net, pictures, found, late, variant.head_percentile))
+    for layer in net.layers:
+        if layer.kind is Kind.SIGMOID:
+            logits = layer.inputs[0]
+            # A rare confident point is what a percentile cuts off, and it is what the score is about.
+            ranges[logits] = Range(max(found[logits].low, _LEAST_LOGIT), found[logits].high)
+    for head, limit in _LIMITS.items():
+        tensor = net.outputs[head]
+        ranges[tensor] = Range(max(found[tensor].low, -limit), min(found[tensor].high, limit))
+    return ranges

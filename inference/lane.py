@@ -35,6 +35,9 @@ from inference.policy import (
 from inference.processes import Pipes, WorkerProcess
 from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, kind_of, unpack_note
 
+# A zygote imports the runtime first, which a cold, busy board does in seconds.
+_LAUNCH_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Posed:
@@ -185,6 +188,7 @@ class Lane:
             self._fail(Failed(Reason.ERROR), now, "cannot start a worker: the machine has no room for a process")
             return
         self.worker = WorkerProcess(generation, pid, os.pidfd_open(pid), pipes)
+        self._stage_deadline = now + self.order.limits.create_s
 
     def launch_failed(self, now: float) -> None:
         """The zygote died with our request."""
@@ -357,7 +361,7 @@ class Lane:
     def _start(self, now: float) -> None:
         self._generation += 1
         self._fresh = True
-        self._stage_deadline = now + self.order.limits.create_s
+        self._stage_deadline = now + _LAUNCH_S
         self._pending = Pipes.open()
         if not self._launcher.launch(self.backend, self._generation, self.order.worker, self._pending):
             self.launch_failed(now)

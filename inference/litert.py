@@ -56,8 +56,7 @@ def create_delegate(path: str, options: Mapping[str, str]) -> Any:
     try:
         return load_delegate(path, dict(options))
     except (OSError, AttributeError, ValueError) as error:
-        cause = str(error).strip().replace("\n", " ") or "it gave no reason"
-        raise DelegateRefusedError(f"cannot create delegate {path}: {cause}") from error
+        raise DelegateRefusedError(f"cannot create delegate {path}: {_one_line(error)}") from error
 
 
 def prepare(
@@ -70,11 +69,27 @@ def prepare(
         )
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
-        cause = str(error).strip().replace("\n", " ")
         if delegate is not None:
-            raise DelegateRefusedError(f"cannot prepare {file.name} on the delegate: {cause}") from error
-        raise InferenceError(f"cannot load {file.name}: {cause}", "prepare the model again") from error
+            raise DelegateRefusedError(f"cannot prepare {file.name} on the delegate: {_one_line(error)}") from error
+        raise _unloadable(file, error) from error
     return LiteRt(interpreter, input_name, outputs, size)
+
+
+def damage(file: Path) -> InferenceError | None:
+    """What is wrong with a model file by itself, without any delegate; None when it can be read."""
+    try:
+        Interpreter(model_path=str(file))
+    except (ValueError, RuntimeError) as error:
+        return _unloadable(file, error)
+    return None
+
+
+def _unloadable(file: Path, error: Exception) -> InferenceError:
+    return InferenceError(f"cannot load {file.name}: {_one_line(error)}", "prepare the model again")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or "it gave no reason"
 
 
 def invoke_errors() -> tuple[type[Exception], ...]:

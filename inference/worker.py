@@ -124,6 +124,8 @@ def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseMod
         backend = litert.prepare(file, delegate, int(order["threads"]), model.document.input.name, heads, SIDE)
         return model, PoseModel(model, accelerator, backend)
     except litert.DelegateRefusedError as error:
+        if damage := litert.damage(file):
+            raise StageError(Reason.BAD_MODEL, damage, permanent=True) from error
         raise StageError(_refusal(error), error) from error
     except InferenceError as error:
         raise StageError(Reason.BAD_MODEL, error, permanent=True) from error

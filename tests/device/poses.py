@@ -8,6 +8,7 @@ viewer waits for: the stop, the switch, the start, the first frame, and the way 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -27,6 +28,7 @@ class Seen:
     sequence: int
     backend: str
     reason: str
+    latency_ms: float
     points: list[list[float]]
 
 
@@ -75,7 +77,7 @@ class PoseReader:
     def longest_gap_ms(self, start: float, end: float) -> float:
         """The longest time without a pose between two moments of the monotonic clock."""
         times = [start, *(seen.at for seen in self.seen if start < seen.at < end), end]
-        return 1000 * max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return 1000 * max(later - earlier for earlier, later in itertools.pairwise(times))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -104,7 +106,9 @@ class PoseReader:
     def _take(self, event: dict[str, Any]) -> None:
         if "points" not in event:
             return
-        seen = Seen(time.monotonic(), event["seq"], event["backend"], event["reason"], event["points"])
+        seen = Seen(
+            time.monotonic(), event["seq"], event["backend"], event["reason"], event["latency_ms"], event["points"]
+        )
         with self._arrived:
             self._seen.append(seen)
             self._arrived.notify_all()

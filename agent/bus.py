@@ -35,6 +35,8 @@ CHANGE = "org.avocado.Agent1.Change"
 GROUP = "avocado"
 NO_CHANGE = "/"
 
+DBusNothing = Annotated[None, DBusSignature("")]
+
 _CALL_TIMEOUT_S = 5.0
 _BYTES_EVERY_S = 0.2
 _LOG = logging.getLogger("avocado.bus")
@@ -212,14 +214,14 @@ class Manager(ServiceInterface):
         return await self._begin(ChangeKind.REFRESH, {})
 
     @dbus_method("Remove")
-    async def remove(self, runtime: DBusStr) -> None:
+    async def remove(self, runtime: DBusStr) -> DBusNothing:
         """Delete a runtime."""
         with _as_bus_errors():
             await self._gate.root()
             await self._board.remove(runtime)
 
     @dbus_method("Confirm")
-    async def confirm(self, change: DBusObjectPath) -> None:
+    async def confirm(self, change: DBusObjectPath) -> DBusNothing:
         """End a commit-confirmed change."""
         with _as_bus_errors():
             await self._gate.root()
@@ -312,7 +314,7 @@ class Change(ServiceInterface):
         return json.dumps((await self._read()).as_dict())
 
     @dbus_method("Cancel")
-    async def cancel(self) -> None:
+    async def cancel(self) -> DBusNothing:
         """Stop before the switch."""
         with _as_bus_errors():
             await self._gate.root()

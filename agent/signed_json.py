@@ -1,0 +1,146 @@
+"""One strict reading of signed JSON, before anything else parses it.
+
+The bytes that were signed and the values that are used must not come from two readings. Refused, with the place in the
+document: repeated keys, fractions, booleans where no boolean belongs, numbers no other reader holds exactly, text that
+is not UTF-8 or is an unpaired surrogate, deep nesting, bytes before or after. Of TUF metadata two more things are
+checked, which its library does not: a target's name is one that cannot become a path or a terminal's escape, and a role
+does not list one key under two ids. Raises `metadata-invalid`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from agent.contract.errors import ErrorCode, OperationError
+
+MAX_DEPTH = 16
+MAX_NUMBER = (1 << 53) - 1
+_BOOLEAN_KEYS = frozenset({"consistent_snapshot", "terminating"})
+_TARGET_NAME = re.compile(r"\A[a-z0-9][a-z0-9.-]{0,127}\Z")
+# A number this long is refused before it is converted, which takes time quadratic in its length.
+_MAX_DIGITS = 17
+
+
+def read_strictly(data: bytes, name: str, *, booleans: frozenset[str] | None = _BOOLEAN_KEYS) -> Any:
+    """The document. `booleans`: the keys whose value may be true or false; None: any key."""
+    depth = 0
+    deepest = 0
+    try:
+        text = data.decode("utf-8")
+        for symbol in re.findall(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', text):
+            if symbol in "[{":
+                depth += 1
+                deepest = max(deepest, depth)
+            elif symbol in "]}":
+                depth -= 1
+        if deepest > MAX_DEPTH:
+            raise _invalid(name, f"it is nested {deepest} deep, at most {MAX_DEPTH} is read")
+        document = json.loads(
+            text,
+            object_pairs_hook=_no_repeats,
+            parse_float=_no_fraction,
+            parse_int=_bounded,
+            parse_constant=_no_fraction,
+        )
+    except ValueError as cause:
+        first = str(cause).partition("\n")[0]
+        raise _invalid(name, first or "it is not JSON") from cause
+    _walk(document, name, "", booleans)
+    return document
+
+
+def check_metadata(data: bytes, name: str) -> dict[str, Any]:
+    """TUF metadata that was read strictly and whose names and keys are what this agent allows."""
+    document = read_strictly(data, name)
+    signed = document.get("signed") if isinstance(document, dict) else None
+    if (
+        not isinstance(document, dict)
+        or not isinstance(signed, dict)
+        or not isinstance(document.get("signatures"), list)
+    ):
+        raise _invalid(name, "it is not signed metadata")
+    targets = signed.get("targets")
+    for target in targets if isinstance(targets, dict) else ():
+        if not _TARGET_NAME.match(target) or ".." in target:
+            raise _invalid(name, f"signed.targets: {target!r} is not a name this agent knows")
+    if isinstance(signed.get("keys"), dict) and isinstance(signed.get("roles"), dict):
+        _check_distinct_keys(signed, name)
+    return document
+
+
+def _check_distinct_keys(signed: dict[str, Any], name: str) -> None:
+    """A threshold counts keys, and a key is its material, however it is spelt and whatever id it has."""
+    for role_name, role in signed["roles"].items():
+        seen: dict[bytes, str] = {}
+        for key_id in role.get("keyids", ()) if isinstance(role, dict) else ():
+            key = signed["keys"].get(key_id)
+            public = key.get("keyval", {}).get("public") if isinstance(key, dict) else None
+            if not isinstance(public, str):
+                raise _invalid(name, f"signed.roles.{role_name}: key {str(key_id)[:16]!r} is not there")
+            material = _material(public)
+            if material in seen:
+                both = f"{seen[material][:16]!r} and {str(key_id)[:16]!r}"
+                raise _invalid(name, f"signed.roles.{role_name}: {both} are one key, which counts once")
+            seen[material] = str(key_id)
+
+
+def _material(public: str) -> bytes:
+    try:
+        return bytes.fromhex(public)
+    except ValueError:
+        return "".join(public.split()).encode()
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key[:64]!r} stands twice")
+        found[key] = value
+    return found
+
+
+def _no_fraction(text: str) -> Any:
+    raise ValueError(f"{text[:24]} is not a whole number")
+
+
+def _bounded(text: str) -> int:
+    if len(text) > _MAX_DIGITS or abs(int(text)) > MAX_NUMBER:
+        raise ValueError(f"a number of {len(text)} digits is too large")
+    return int(text)
+
+
+def _walk(value: Any, name: str, where: str, booleans: frozenset[str] | None) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            place = f"{where}.{key[:64]}" if where else key[:64]
+            _check_text(key, name, where or "document")
+            if isinstance(item, bool) and booleans is not None and key not in booleans:
+                raise _invalid(name, f"{_plain(place)} is true or false where neither belongs")
+            _walk(item, name, place, booleans)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, bool) and booleans is not None:
+                raise _invalid(name, f"{_plain(where)}[{index}] is true or false where neither belongs")
+            _walk(item, name, f"{where}[{index}]", booleans)
+    elif isinstance(value, str):
+        _check_text(value, name, where)
+
+
+def _check_text(text: str, name: str, where: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise _invalid(name, f"{_plain(where)} holds half a character")
+
+
+def _plain(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else ascii(text)
+
+
+def _invalid(name: str, why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.METADATA_INVALID,
+        f"cannot trust {name}: {why}",
+        "Publish again with avocadoctl, and look at who else can write to the repository.",
+    )

@@ -1,0 +1,169 @@
+"""Turns a signed transfer into an image on disk: verified piece by piece, resumed where it stopped.
+
+Each chunk of the transfer is hashed against its signed hash before the decoder sees a byte of it, and decoded into
+the image's part file as it arrives; nothing else is stored. A connection that drops is tried again while it makes
+progress. What was decoded is remembered beside the part, so that another process, or the next boot, goes on from
+there. The part becomes an image only after its bytes were synced, read back and hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.contract.delta import Transfer
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta.apply import Checkpoint, apply_delta
+from agent.delta.format import DeltaInfo, invalid
+from agent.ports.protocols import Fetcher, Progress
+
+SCHEMA = 1
+# A dropped connection is tried again this often without a new chunk in between.
+ATTEMPTS = 3
+_MAX_PROGRESS_BYTES = 16 * 1024
+_AGAIN = (ErrorCode.FETCH_FAILED, ErrorCode.FETCH_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An image whose bytes were just verified."""
+
+    path: Path
+    sha256: str
+
+
+def run_transfer(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
+    """Decode a transfer into `part`. Raises `hash-mismatch`, `delta-invalid`, `delta-wrong-base` or `fetch-*`."""
+    memory = part.with_suffix(".progress")
+    resume = load_progress(memory, transfer)
+    run = _Run(fetcher, transfer, base, part, progress, memory)
+    if resume is not None:
+        try:
+            run.apply(resume)
+        except OperationError as error:
+            if error.code is not ErrorCode.DELTA_INVALID:
+                raise
+        else:
+            return
+        # The part was not what it was remembered to be: a power cut loses what was not synced. Start over.
+        memory.unlink(missing_ok=True)
+    run.apply(None)
+
+
+def forget_transfer(part: Path) -> None:
+    """The part and what was remembered of it are gone."""
+    part.unlink(missing_ok=True)
+    part.with_suffix(".progress").unlink(missing_ok=True)
+
+
+def load_progress(memory: Path, transfer: Transfer) -> Checkpoint | None:
+    """What was remembered of this very transfer, or None. A hint only: the part's bytes decide."""
+    try:
+        with memory.open("rb") as file:
+            document = json.loads(file.read(_MAX_PROGRESS_BYTES))
+        if document["schema"] != SCHEMA or document["transfer"] != transfer.sha256:
+            return None
+        fields = document["checkpoint"]
+        mark = Checkpoint(**{**fields, "info": DeltaInfo(**fields["info"])})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    numbers = (mark.delta_offset, mark.produced, mark.cursor, mark.crc)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        return None
+    return mark if mark.delta_offset < transfer.size_bytes and _promised(mark.info, transfer) else None
+
+
+def _promised(info: DeltaInfo, transfer: Transfer) -> bool:
+    """The delta's own header says what the signed entry says."""
+    return (info.base_sha256, info.result_sha256, info.result_size_bytes) == (
+        transfer.base_sha256,
+        transfer.result_sha256,
+        transfer.result_size_bytes,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    fetcher: Fetcher
+    transfer: Transfer
+    base: Base | None
+    part: Path
+    progress: Progress
+    memory: Path
+
+    def apply(self, resume: Checkpoint | None) -> None:
+        info = apply_delta(
+            self.base.path if self.base else None,
+            self._chunks(resume.delta_offset if resume else 0),
+            self.part,
+            base_sha256=self.base.sha256 if self.base else None,
+            resume=resume,
+            on_checkpoint=self._remember,
+        )
+        self.memory.unlink(missing_ok=True)
+        if not _promised(info, self.transfer):
+            self.part.unlink(missing_ok=True)
+            raise invalid("its header does not say what its signed entry says")
+
+    def _remember(self, mark: Checkpoint) -> None:
+        document: dict[str, Any] = {"schema": SCHEMA, "transfer": self.transfer.sha256, "checkpoint": asdict(mark)}
+        temporary = self.memory.with_suffix(".progress-new")
+        temporary.write_text(json.dumps(document), encoding="ascii")
+        temporary.replace(self.memory)
+
+    def _chunks(self, start: int) -> Iterator[bytes]:
+        """The transfer's bytes from `start` on, each chunk verified before it is given out."""
+        size = self.transfer.chunk_bytes
+        number = start // size
+        skip = start - number * size
+        whole = hashlib.sha256() if start == 0 else None
+        failures = 0
+        while number < len(self.transfer.chunk_sha256):
+            try:
+                for chunk in _cut(self._stream(number * size), size):
+                    self._verify(number, chunk)
+                    number += 1
+                    failures = 0
+                    if whole is not None:
+                        whole.update(chunk)
+                    self.progress(min(number * size, self.transfer.size_bytes), self.transfer.size_bytes)
+                    yield chunk[skip:]
+                    skip = 0
+            except OperationError as error:
+                failures += 1
+                if error.code not in _AGAIN or failures >= ATTEMPTS:
+                    raise
+        if whole is not None and whole.hexdigest() != self.transfer.sha256:
+            raise self._mismatch("its bytes")
+
+    def _stream(self, offset: int) -> Iterator[bytes]:
+        path = f"targets/{self.transfer.sha256}.{self.transfer.name}"
+        return self.fetcher.get(path, self.transfer.size_bytes, exact=True, offset=offset)
+
+    def _verify(self, number: int, chunk: bytes) -> None:
+        if hashlib.sha256(chunk).hexdigest() != self.transfer.chunk_sha256[number]:
+            first = number * self.transfer.chunk_bytes
+            raise self._mismatch(f"bytes {first} to {first + len(chunk) - 1}")
+
+    def _mismatch(self, what: str) -> OperationError:
+        return OperationError(
+            ErrorCode.HASH_MISMATCH,
+            f"cannot use {self.transfer.name}: {what} do not match their signed hash",
+            "Deploy again; if it happens again, look at what stands between this board and the repository.",
+        )
+
+
+def _cut(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in chunks of one size, the last one excepted."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= size:
+            yield bytes(held[:size])
+            del held[:size]
+    if held:
+        yield bytes(held)

@@ -1,0 +1,134 @@
+"""What a board keeps of its trust: the provisioned root, a cache, and a record that outlives the cache.
+
+`root.json` is the anchor; provisioning writes it and nothing here does. `cache/` is python-tuf's: whatever in it does
+not read strictly is left out and fetched again. `seen.json` holds the versions accepted last and is written durably, so
+that losing the cache forgets nothing; when it is damaged it is named, and nothing is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import format_time, parse_time
+from agent.signed_json import check_metadata, read_strictly
+
+SCHEMA = 1
+ROLES = ("root", "timestamp", "snapshot", "targets")
+MAX_ROOT_BYTES = 64 * 1024
+MAX_METADATA_BYTES = 4 << 20
+_CACHED = ("timestamp.json", "snapshot.json", "targets.json")
+_EPOCH = format_time(datetime(1970, 1, 1, tzinfo=UTC))
+
+Write = Callable[[Path, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The second record: the versions accepted last, and the newest signed `built_at`."""
+
+    root: int = 0
+    timestamp: int = 0
+    snapshot: int = 0
+    targets: int = 0
+    built_at: str = _EPOCH
+
+
+def read_anchor(folder: Path) -> bytes:
+    """The provisioned root, as bytes. Raises `trust-state-damaged`."""
+    path = folder / "root.json"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_ROOT_BYTES)
+        check_metadata(data, path.name)
+    except (OSError, OperationError) as cause:
+        raise OperationError(
+            ErrorCode.TRUST_STATE_DAMAGED,
+            f"cannot trust any repository: the provisioned {path} does not read ({_why(cause)})",
+            "Provision this board again with 'avocadoctl provision'; its runtimes stay.",
+        ) from cause
+    return data
+
+
+def _why(cause: Exception) -> str:
+    if isinstance(cause, OperationError):
+        return cause.message.rpartition("root.json: ")[2].rpartition("seen.json: ")[2]
+    return getattr(cause, "strerror", None) or str(cause)
+
+
+def load_seen(folder: Path) -> Seen:
+    """The second record; a board that has seen nothing has none. Raises `trust-state-damaged`, never forgets."""
+    path = folder / "seen.json"
+    try:
+        document = read_strictly(path.read_bytes(), path.name, booleans=frozenset())
+    except FileNotFoundError:
+        return Seen()
+    except (OSError, OperationError) as cause:
+        raise _damaged(path, _why(cause)) from cause
+    try:
+        if document["schema"] > SCHEMA:
+            raise OperationError(
+                ErrorCode.NEWER_SCHEMA, f"cannot read {path}: schema {document['schema']}", "Update the agent first."
+            )
+        parse_time(document["built_at"])
+        return Seen(
+            root=int(document["root"]),
+            timestamp=int(document["timestamp"]),
+            snapshot=int(document["snapshot"]),
+            targets=int(document["targets"]),
+            built_at=document["built_at"],
+        )
+    except (KeyError, TypeError, ValueError) as cause:
+        raise _damaged(path, f"{type(cause).__name__}: {cause}") from cause
+
+
+def _damaged(path: Path, why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.TRUST_STATE_DAMAGED,
+        f"cannot trust any repository: {path} is damaged ({why})",
+        f"If nobody tampered with this board, remove {path} and deploy from your own host, not from a repository.",
+    )
+
+
+def seen_bytes(seen: Seen) -> bytes:
+    """The record as it is written."""
+    return (json.dumps({"schema": SCHEMA, **asdict(seen)}, sort_keys=True) + "\n").encode()
+
+
+def copy_sound(cache: Path, work: Path) -> None:
+    """The cached files that still read strictly; whatever else lies there is left out and fetched again."""
+    names = [*_CACHED, *(f"root_history/{path.name}" for path in cache.glob("root_history/*.root.json"))]
+    (work / "root_history").mkdir()
+    for name in names:
+        path = cache / name
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_METADATA_BYTES:
+            continue
+        data = path.read_bytes()
+        try:
+            check_metadata(data, name)
+        except OperationError:
+            continue
+        (work / name).write_bytes(data)
+
+
+def keep_documents(work: Path, cache: Path, write: Write) -> None:
+    """The accepted documents, where the next refresh finds them. Losing one costs a download and forgets nothing."""
+    if cache.is_symlink() or (cache.exists() and not cache.is_dir()):
+        cache.unlink()
+    for folder in (cache, cache / "root_history"):
+        if folder.exists() and not folder.is_dir():
+            folder.unlink()
+        folder.mkdir(exist_ok=True, mode=0o755)
+    roots = [f"root_history/{path.name}" for path in (work / "root_history").iterdir()]
+    for name in [*roots, *_CACHED]:
+        data = (work / name).read_bytes()
+        path = cache / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        if not path.is_file() or path.read_bytes() != data:
+            write(path, data)

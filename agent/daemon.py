@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,23 @@ from agent.change.step import Shutdown
 from agent.change.steps import build_handlers
 from agent.config import CONFIG_PATH, Config, load_config
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Manifest
 from agent.contract.status import StatusDocument
 from agent.extensions import Problem
-from agent.observe import Disk, Identity, Observer, identify
+from agent.observe import Disk, Observer, identify
 from agent.ports.clock import SystemClock
+from agent.ports.fetch import HttpFetcher
 from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.images import MountedImages
 from agent.ports.inference import BusInference
 from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
 from agent.ports.npu import ProcNpu
 from agent.ports.overlay_reload import ReloadOverlay
+from agent.ports.protocols import Source
 from agent.ports.systemd import SystemdUnits
 from agent.publish import StatusKeeper
 from agent.requests import Changes, OpenSources, Planner
-from agent.trust import open_source
+from agent.trust import Trust, open_source
 
 _INFERENCE_TIMEOUT_S = 2.0
 _SETTLE_TIMEOUT_S = 30.0
@@ -69,87 +73,114 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def serve(config: Config) -> None:
     """Wire everything, and serve until SIGTERM or until something breaks."""
-    stopping = threading.Event()
+    signals = Signals(threading.Event(), threading.Event())
     try:
         bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
     except OSError as cause:
         raise OperationError(ErrorCode.AGENT_UNREACHABLE, f"cannot reach the system bus: {cause}") from cause
-    daemon = await Daemon.wire(config, bus, _clock(stopping))
+    daemon = Daemon(config, bus, await wire(config, bus, signals), signals)
     try:
         await daemon.run()
     finally:
         notify(STOPPING="1")
-        stopping.set()
+        signals.stopping.set()
         await daemon.changes.interrupted(config.shutdown_grace_s)
         bus.disconnect()
 
 
-def _clock(stopping: threading.Event) -> SystemClock:
-    def wait(seconds: float) -> None:
-        if stopping.wait(seconds):
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What reaches into the thread of a change: the daemon stops, or somebody cancels the change."""
+
+    stopping: threading.Event
+    cancelled: threading.Event
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raises Shutdown when the daemon stops meanwhile."""
+        if self.stopping.wait(seconds):
             raise Shutdown
 
-    return SystemClock(wait)
+    def is_cancelled(self) -> bool:
+        """Whether a transfer should end; raises Shutdown when the daemon stops."""
+        self.wait(0)
+        return self.cancelled.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What wiring made."""
+
+    clock: SystemClock
+    journal: Journal
+    engine: Engine
+    sources: OpenSources
+    observer: Observer
+    boot: BootHalf
+    inference: BusInference
+    settle: Callable[[float], None]
+
+
+async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
+    """Make every adapter and put together what stands on them."""
+    state = config.state_dir
+    clock = SystemClock(signals.wait)
+    units = await SystemdUnits.connect(bus)
+    inference = BusInference(bus, asyncio.get_running_loop())
+    overlay = ReloadOverlay(units, state)
+    store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
+    journal = Journal(state / "changes", write_durably)
+    identity = identify(_board(state), VERSION)
+    trust = Trust(
+        state / "metadata", identity.target, identity.arch, lambda: _active(runtimes), clock.now, write_durably
+    )
+
+    def opener(source: str) -> Source:
+        return open_source(HttpFetcher(source, cancelled=signals.is_cancelled), trust, store)
+
+    sources = OpenSources(opener)
+    handlers = build_handlers(
+        units=units,
+        overlay=overlay,
+        npu=ProcNpu(),
+        inference=inference,
+        store=store,
+        runtimes=runtimes,
+        images=images,
+        source_for=sources.open,
+        clock=clock,
+    )
+    disk = Disk(store, runtimes, images)
+    return Parts(
+        clock=clock,
+        journal=journal,
+        engine=Engine(journal, handlers, clock),
+        sources=sources,
+        observer=Observer(identity, disk, overlay, units, inference),
+        boot=BootHalf(disk, overlay, units, config.run_dir / "boot-half.json"),
+        inference=inference,
+        settle=overlay.settle,
+    )
 
 
 class Daemon:
-    """The wired parts that the main loop moves."""
+    """The main loop over the wired parts."""
 
-    def __init__(
-        self, config: Config, bus: MessageBus, observer: Observer, journal: Journal, boot: BootHalf, clock: SystemClock
-    ) -> None:
+    def __init__(self, config: Config, bus: MessageBus, parts: Parts, signals: Signals) -> None:
         self._config = config
         self._bus = bus
-        self._observer = observer
-        self._journal = journal
-        self._boot = boot
-        self._clock = clock
+        self._parts = parts
         self._boot_problems: list[Problem] = []
-        self.changes: Changes
-        self._agent_bus: AgentBus
-        self._status: StatusKeeper
-        self._settle: Callable[[], None]
-        self._engine: Engine
-
-    @classmethod
-    async def wire(cls, config: Config, bus: MessageBus, clock: SystemClock) -> Daemon:
-        """Make every part and put them together."""
-        loop = asyncio.get_running_loop()
-        state = config.state_dir
-        units = await SystemdUnits.connect(bus)
-        inference = BusInference(bus, loop)
-        overlay = ReloadOverlay(units, state)
-        store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
-        journal = Journal(state / "changes", write_durably)
-        identity = identify(_board(state), VERSION)
-        sources = OpenSources(lambda source: open_source(source, state, store, _names(identity)))
-        handlers = build_handlers(
-            units=units,
-            overlay=overlay,
-            npu=ProcNpu(),
-            inference=inference,
-            store=store,
-            runtimes=runtimes,
-            images=images,
-            source_for=sources.open,
-            clock=clock,
-        )
-        disk = Disk(store, runtimes, images)
-        observer = Observer(identity, disk, overlay, units, inference)
-        boot = BootHalf(disk, overlay, units, config.run_dir / "boot-half.json")
-        daemon = cls(config, bus, observer, journal, boot, clock)
-        daemon._engine = Engine(journal, handlers, clock)
-        daemon._settle = lambda: overlay.settle(_SETTLE_TIMEOUT_S)
-        daemon.changes = Changes(daemon._engine, Planner(observer, journal, sources), sources, daemon._news)
-        daemon._status = StatusKeeper(
-            daemon._gather,
-            lambda: inference.read_document(_INFERENCE_TIMEOUT_S),
+        planner = Planner(parts.observer, parts.journal, parts.sources)
+        self.changes = Changes(parts.engine, planner, signals.cancelled, parts.sources.close, self._news)
+        self._status = StatusKeeper(
+            self._gather,
+            lambda: parts.inference.read_document(_INFERENCE_TIMEOUT_S),
             config.run_dir,
             config.status_interval_s,
         )
-        board = Board(daemon._describe, daemon._history, runtimes.active, daemon._remove, VERSION)
-        daemon._agent_bus = AgentBus(bus, board, daemon.changes)
-        return daemon
+        active = parts.observer.disk.runtimes.active
+        board = Board(self._describe, self._history, active, self._remove, VERSION)
+        self._agent_bus = AgentBus(bus, board, self.changes)
 
     async def run(self) -> None:
         """Serve until SIGTERM. Raises whatever a part of the daemon could not handle."""
@@ -180,18 +211,18 @@ class Daemon:
         self._status.touch()
 
     def _finish_and_boot(self, listener: Callable[[ChangeRecord], None]) -> None:
-        recovered = self._engine.recover(listener)
+        recovered = self._parts.engine.recover(listener)
         if recovered is None:
             newest = self._newest()
             if newest is not None:
                 listener(newest)
-        self._settle()
-        self._boot_problems = self._boot.run(
+        self._parts.settle(_SETTLE_TIMEOUT_S)
+        self._boot_problems = self._parts.boot.run(
             start_timeout_s=self._config.start_timeout_s, command_timeout_s=self._config.command_timeout_s
         )
 
     def _newest(self) -> ChangeRecord | None:
-        records, unreadable = self._journal.history(1)
+        records, unreadable = self._parts.journal.history(1)
         for error in unreadable:
             _LOG.warning("%s", error.message)
         return records[0] if records else None
@@ -202,23 +233,23 @@ class Daemon:
         notify(STATUS=f"Change {record.number} ({record.kind}): {record.step.kind if record.step else record.outcome}")
 
     def _gather(self, inference: Mapping[str, Any] | None) -> StatusDocument:
-        return self._observer.document(
+        return self._parts.observer.document(
             self.changes.record,
             inference,
             self._boot_problems,
             interval_s=self._config.status_interval_s,
-            now=self._clock.now(),
+            now=self._parts.clock.now(),
         )
 
     async def _describe(self) -> str:
         return json.dumps(await self._status.refresh())
 
     def _history(self, limit: int) -> str:
-        records, _ = self._journal.history(limit or self._config.history_limit)
+        records, _ = self._parts.journal.history(limit or self._config.history_limit)
         return json.dumps([record.as_dict() for record in records])
 
     async def _remove(self, runtime: str) -> None:
-        runtimes = self._observer.disk.runtimes
+        runtimes = self._parts.observer.disk.runtimes
         if runtime not in runtimes.ids():
             raise OperationError(
                 ErrorCode.NOT_FOUND,
@@ -252,8 +283,9 @@ def _board(state: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _names(identity: Identity) -> dict[str, str]:
-    return {"target": identity.target, "arch": identity.arch}
+def _active(runtimes: FileRuntimes) -> Manifest | None:
+    active = runtimes.active()
+    return runtimes.manifest(active) if active else None
 
 
 if __name__ == "__main__":

@@ -126,14 +126,21 @@ _UNMERGE = ChangeKind.UNMERGE
 class Changes:
     """One change at a time. Lives on the event loop; the change itself runs in a thread."""
 
-    def __init__(self, engine: Engine, planner: Planner, sources: OpenSources, listener: Listener) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        planner: Planner,
+        cancelled: threading.Event,
+        cleanup: Callable[[], None],
+        listener: Listener,
+    ) -> None:
         self._engine = engine
         self._planner = planner
-        self._sources = sources
+        self._cancelled = cancelled
+        self._cleanup = cleanup
         self._listener = listener
         self._busy = ""
         self._thread: threading.Thread | None = None
-        self._cancelled = threading.Event()
         self.record: ChangeRecord | None = None  # the running one, else the last
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -210,7 +217,7 @@ class Changes:
             except BaseException as caught:  # noqa: BLE001 - carried to the loop, where it is raised
                 error = caught
             finally:
-                self._sources.close()
+                self._cleanup()
             loop.call_soon_threadsafe(self._ended, job, error)
 
         # A daemon thread: a step that waits for a device must not keep the agent from ending.

@@ -264,7 +264,9 @@ class Lane:
             self._happened(GoldenPassed(), now)
             return
         message = f"cannot trust the {self.backend}: its golden frame has OKS {answer.oks:.3f}, under {self._oks_min}"
-        self._fail(Failed(reason), now, message)
+        # The CPU computes the same again: then it is the model that is wrong, or its golden pose.
+        hopeless = self.backend is Backend.CPU and self.life.phase is Phase.PROVING
+        self._fail(Failed(reason, permanent=hopeless), now, message)
 
     def _take_note(self, note: Mapping[str, Any], now: float) -> None:
         stage = note["stage"]

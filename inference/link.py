@@ -229,6 +229,13 @@ class SupervisorLink:
         await self._wait_for_news(settled, timeout_s, f"cannot serve within {timeout_s:.0f} s")
         return self.state.backend
 
+    async def next_state(self) -> SupervisorState:
+        """The state after this one; at the latest half a second from now. Returns at once when the supervisor ended."""
+        if not self._ended:
+            self._news.clear()
+            await self._news.wait()
+        return self.state
+
     def on_backend_changed(self, callback: BackendChanged) -> None:
         """Call `callback(from, to, reason)` in the event loop at every switch."""
         self._callbacks.append(callback)

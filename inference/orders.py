@@ -17,8 +17,8 @@ from inference.policy import Backend, Rules
 if TYPE_CHECKING:
     from inference.accelerator import Accelerator, Share
 
-# The standby has no other backend behind it: it gets long to answer, is retried soon, and is tested rarely because a
-# test in its way would delay the very frame it stands by for.
+# The standby has no other backend behind it: it gets long to answer, is retried soon and for ever, and is tested rarely
+# because a test in its way would delay the very frame it stands by for.
 _CPU_LIMITS = Limits(
     create_s=20.0,
     prepare_s=20.0,
@@ -30,6 +30,7 @@ _CPU_LIMITS = Limits(
 )
 _CPU_GOLDEN_EVERY_S = 30.0
 _CPU_BACKOFF_S = 0.1
+_NEVER = _UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,9 @@ def _cpu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
     return LaneOrder(
         backend=Backend.CPU,
         # Contexts: nothing is held exclusively, so a stuck CPU worker never keeps the next one from starting.
-        rules=Rules(golden_passes=1, backoff_s=_CPU_BACKOFF_S, backoff_max_s=10.0, contexts=1 << 16),
+        rules=Rules(
+            golden_passes=1, backoff_s=_CPU_BACKOFF_S, backoff_max_s=10.0, give_up_after=_NEVER, contexts=_UNLIMITED
+        ),
         limits=_CPU_LIMITS,
         golden_every_s=_CPU_GOLDEN_EVERY_S,
         reap_s=accelerator.recovery.reap_s,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from inference.records import Token
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_ADOPTION_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,13 +32,13 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, *flags, "-c", code, *arguments]
 
 
-def die_with_parent(parent_pid: int, *, patience_s: float = 0.0) -> None:
-    """Be killed when process `parent_pid` dies; exit now if it is not the parent (within `patience_s`).
+def die_with_parent(parent_pid: int, *, born_of: int | None = None) -> None:
+    """Be killed when process `parent_pid` dies; exit now if it is dead already.
 
-    Patience is for a worker, which becomes the supervisor's child only when the process between them has gone.
+    `born_of` is for a worker, which becomes the supervisor's child only when the process between them has gone.
     """
-    deadline = time.monotonic() + patience_s
-    while os.getppid() != parent_pid and time.monotonic() < deadline:
+    deadline = time.monotonic() + _ADOPTION_S
+    while os.getppid() == born_of and time.monotonic() < deadline:
         time.sleep(0.0002)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

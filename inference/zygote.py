@@ -20,8 +20,6 @@ from inference.policy import Reason
 from inference.processes import die_with_parent, ignore_stop_signals
 from inference.records import NOTE_LIMIT, pack_note, unpack_note
 
-_ADOPTION_PATIENCE_S = 5.0
-
 
 def main(arguments: Sequence[str]) -> None:
     """`arguments`: the socket's descriptor, the supervisor's pid, and `preload` or `bare`."""
@@ -66,12 +64,13 @@ def _fork_worker(
         return 0
     if between == 0:
         try:
+            born_of = os.getpid()
             worker = os.fork()
             if worker == 0:
                 channel.close()
                 os.close(pid_in)
                 os.close(pid_out)
-                _become_worker(request, descriptors, supervisor_pid)
+                _become_worker(request, descriptors, supervisor_pid, born_of)
             os.write(pid_out, str(worker).encode())
         finally:
             os._exit(0)
@@ -82,10 +81,10 @@ def _fork_worker(
     return pid
 
 
-def _become_worker(request: Mapping[str, Any], descriptors: Sequence[int], supervisor_pid: int) -> None:
+def _become_worker(request: Mapping[str, Any], descriptors: Sequence[int], supervisor_pid: int, born_of: int) -> None:
     status = 1
     try:
-        die_with_parent(supervisor_pid, patience_s=_ADOPTION_PATIENCE_S)
+        die_with_parent(supervisor_pid, born_of=born_of)
         frames_fd, tokens_in, answers_out = descriptors
         _serve(request, frames_fd, tokens_in, answers_out)
         status = 0

@@ -1,0 +1,484 @@
+"""The simulated NPU in the real runtime: exact results, contexts, the compile cache, and every misbehaviour.
+
+Everything that may hang, spin or take its process down runs in a child with a deadline. The network is small and made
+here, so that these tests need no download; one looks at the prepared MoveNet where `make model` has left it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference import litert
+from inference.measure.placement import place
+from inference.prepare.calibrate import extremes
+from inference.prepare.graph import Activation, Kind, Layer, Net, Padding
+from inference.prepare.quantize import write_int8
+from inference.prepare.run import Kernels, Runner
+from tests.models import PREPARED
+
+ROOT = Path(__file__).parents[2]
+ALL_OPERATORS = "ADD,CONV_2D,DEPTHWISE_CONV_2D,LOGISTIC,QUANTIZE,RESHAPE,RESIZE_BILINEAR"
+SIDE = 24
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    folder = ROOT / "build" / "simnpu"
+    done = subprocess.run(
+        ["make", "-C", str(ROOT / "tests" / "simnpu"), f"OUT={folder}"], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "libsimnpu.so"
+
+
+def small_net(seed: int = 7) -> Net:
+    """Every operator the simulated NPU computes, both paddings, both strides and all three activations."""
+    draw = np.random.default_rng(seed)
+
+    def conv(out: str, source: str, channels: tuple[int, int], kernel: int, **options) -> Layer:
+        weights = draw.normal(0, 0.3, (channels[1], kernel, kernel, channels[0])).astype(np.float32)
+        bias = draw.normal(0, 0.2, channels[1]).astype(np.float32)
+        return Layer(Kind.CONV, out, (source,), weights, bias, **options)
+
+    def depthwise(out: str, source: str, channels: int, **options) -> Layer:
+        weights = draw.normal(0, 0.4, (1, 3, 3, channels)).astype(np.float32)
+        return Layer(
+            Kind.DEPTHWISE, out, (source,), weights, draw.normal(0, 0.2, channels).astype(np.float32), **options
+        )
+
+    first = conv("stem", "centred", (3, 8), 3, stride=2, activation=Activation.RELU6)
+    layers = (
+        Layer(Kind.SUBTRACT, "centred", ("image",), subtrahend=127.4),
+        Layer(first.kind, first.out, first.inputs, first.kernel / 128, first.bias, 2, activation=Activation.RELU6),
+        depthwise("wide", "stem", 8, activation=Activation.RELU),
+        conv("mixed", "wide", (8, 8), 1),
+        Layer(Kind.ADD, "sum", ("stem", "mixed")),
+        depthwise("half", "sum", 8, stride=2),
+        conv("valid", "half", (8, 6), 3, padding=Padding.VALID),
+        Layer(Kind.RESIZE, "large", ("valid",), size=(11, 9)),
+        conv("points", "large", (6, 5), 1),
+        Layer(Kind.SIGMOID, "scores", ("points",)),
+    )
+    return Net(layers, "image", {"scores": "scores", "features": "valid"}, (1, SIDE, SIDE, 3))
+
+
+def pictures(count: int = 6) -> list[np.ndarray]:
+    draw = np.random.default_rng(11)
+    return [draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def small_model(*, per_channel: bool = True, seed: int = 7) -> bytes:
+    net = small_net(seed)
+    return write_int8(net, extremes(net, pictures), per_channel=per_channel)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("simnpu") / "small.tflite"
+    path.write_bytes(small_model())
+    return path
+
+
+def on_npu(library: Path, file: Path, size: int, outputs: tuple[str, ...], **options: str) -> litert.LiteRt:
+    delegate = litert.create_delegate(str(library), {"ops": ALL_OPERATORS, **options})
+    return litert.prepare(file, delegate, 1, "image", outputs, size)
+
+
+# ---- results ----
+
+
+@pytest.mark.parametrize("per_channel", [True, False], ids=["per channel", "per tensor"])
+def test_every_operator_is_computed_bit_by_bit_as_the_reference_kernels_do(library, tmp_path, per_channel):
+    file = tmp_path / "model.tflite"
+    file.write_bytes(small_model(per_channel=per_channel))
+    npu = on_npu(library, file, SIDE, ("scores", "features"))
+    reference = Runner(file.read_bytes(), Kernels.REFERENCE)
+    for picture in pictures():
+        expected, got = reference(picture), npu.infer(picture[None])
+        for name in ("scores", "features"):
+            np.testing.assert_array_equal(got[name], expected[name])
+            assert np.ptp(got[name]) > 0
+
+
+def test_movenet_runs_on_it_whole_and_bit_by_bit_as_the_reference_kernels_do(library):
+    if not (PREPARED / "cpu.tflite").exists():
+        pytest.skip("no prepared model: run `make model`")
+    heads = ("center", "regress", "heatmap", "offset")
+    npu = on_npu(library, PREPARED / "cpu.tflite", 192, heads)
+    reference = Runner((PREPARED / "cpu.tflite").read_bytes(), Kernels.REFERENCE)
+    picture = np.load(PREPARED / "golden.npy")
+    expected, got = reference(picture), npu.infer(picture[None])
+    for name in heads:
+        np.testing.assert_array_equal(got[name], expected[name])
+
+
+# ---- what it claims ----
+
+
+def placement(library: Path, model: Path, **options: str):
+    return place(model, litert.create_delegate(str(library), options))
+
+
+def test_with_every_operator_claimed_nothing_stays_on_the_cpu(library, model):
+    found = placement(library, model, ops=ALL_OPERATORS)
+    assert (sum(found.accelerated.values()), dict(found.cpu), found.partitions) == (10, {}, 1)
+    assert found.summary() == "10 of 10 operators in 1 pieces"
+
+
+def test_it_claims_only_the_operators_it_was_told_to(library, model):
+    found = placement(library, model, ops="CONV_2D,RESIZE_BILINEAR")
+    assert dict(found.accelerated) == {"CONV_2D": 4, "RESIZE_BILINEAR": 1}
+    assert dict(found.cpu) == {"ADD": 1, "DEPTHWISE_CONV_2D": 2, "LOGISTIC": 1, "QUANTIZE": 1}
+    assert found.partitions == 3
+
+
+def test_it_claims_no_more_nodes_than_its_limit(library, model):
+    found = placement(library, model, ops=ALL_OPERATORS, max_nodes="4")
+    assert sum(found.accelerated.values()) == 4
+
+
+def test_it_says_why_it_refuses_an_operator(library, tmp_path):
+    net, log = small_net(), tmp_path / "log"
+    from inference.prepare.writer import write_float
+
+    file = tmp_path / "float.tflite"
+    file.write_bytes(write_float(net))
+    assert placement(library, file, ops="CONV_2D", log=str(log)).partitions == 0
+    assert re.search(r"^refused CONV_2D 1: its output is not int8$", log.read_text(), re.MULTILINE)
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"colour": "green"}, "simnpu: unknown option 'colour'"),
+        ({"ops": "CONV_2D,SOFTMAX"}, "simnpu: cannot claim operator 'SOFTMAX': it is not one of ours"),
+        ({"contexts": "0"}, "simnpu: option contexts needs a number of at least 1, not '0'"),
+        ({"warmup_ms": "soon"}, "simnpu: option warmup_ms needs a number of at least 0, not 'soon'"),
+        ({"log": "x" * 600}, "simnpu: option log is longer than 511 bytes"),
+        ({"node": "/nowhere/simnpu0"}, "simnpu: cannot open /nowhere/simnpu0: No such file or directory"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_name(library, options, words):
+    with pytest.raises(litert.DelegateRefusedError) as caught:
+        litert.create_delegate(str(library), options)
+    assert words in caught.value.message
+
+
+# ---- contexts ----
+
+
+@pytest.fixture
+def null_node(tmp_path: Path) -> Path:
+    node = tmp_path / "simnpu0"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o660, os.makedev(1, 3))
+    except PermissionError:
+        node.touch()
+    return node
+
+
+def test_the_node_grants_as_many_contexts_as_it_has_and_gives_them_back(library, null_node):
+    options = {"node": str(null_node), "contexts": "2"}
+    first = litert.create_delegate(str(library), options)
+    second = litert.create_delegate(str(library), options)
+    with pytest.raises(
+        litert.DelegateRefusedError, match=r"cannot get a context .*: Device or resource busy \(it grants 2\)"
+    ):
+        litert.create_delegate(str(library), options)
+    del first
+    third = litert.create_delegate(str(library), options)
+    assert second is not third
+
+
+def test_a_killed_holder_frees_its_context(library, model, null_node):
+    with Child(library, model, node=str(null_node), mode="hang") as holder:
+        holder.wait_for("loaded")
+        with pytest.raises(litert.DelegateRefusedError, match="Device or resource busy"):
+            litert.create_delegate(str(library), {"node": str(null_node)})
+    litert.create_delegate(str(library), {"node": str(null_node)})
+
+
+# ---- the compile cache ----
+
+
+def test_the_first_invoke_compiles_and_the_cache_is_keyed_by_the_model(library, model, tmp_path):
+    other = tmp_path / "other.tflite"
+    other.write_bytes(small_model(seed=8))
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    options = {"log": str(log), "cache": str(cache), "warmup_ms": "120"}
+    took = []
+    for file in (model, model, other, other):
+        npu = on_npu(library, file, SIDE, ("scores",), **options)
+        before = time.monotonic()
+        npu.infer(pictures(1)[0][None])
+        took.append(time.monotonic() - before)
+        npu.infer(pictures(1)[0][None])
+    kinds = re.findall(r"^compile: (cached|120 ms)", log.read_text(), re.MULTILINE)
+    assert kinds == ["120 ms", "cached", "120 ms", "cached"]
+    assert took[0] >= 0.12
+    assert took[2] >= 0.12
+    assert len(cache.read_text().split()) == 2
+
+
+# ---- misbehaviour ----
+
+CHILD = """
+import sys, time
+import numpy as np
+from pathlib import Path
+from inference import litert
+library, model, side, *pairs = sys.argv[1:]
+side = int(side)
+say = lambda word: print(word, flush=True)
+options = dict(pair.split("=", 1) for pair in pairs)
+try:
+    delegate = litert.create_delegate(library, options)
+    say("created")
+    npu = litert.prepare(Path(model), delegate, 1, "image", ("scores",), side)
+    say("loaded")
+    frame = np.full((1, side, side, 3), 77, np.uint8)
+    for number in range(1, 4):
+        begun = time.monotonic()
+        scores = npu.infer(frame)["scores"]
+        say(f"frame {number} {round(1000 * (time.monotonic() - begun))} ms {float(scores.sum()):.3f}")
+except (litert.InferenceError, RuntimeError, ValueError) as error:
+    say(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+"""
+
+
+class Child:
+    """A process that loads the model on the simulated NPU and runs three frames, saying how far it got."""
+
+    def __init__(self, library: Path, model: Path, **options: str) -> None:
+        pairs = [f"{key}={value}" for key, value in {"ops": ALL_OPERATORS, **options}.items()]
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(library), str(model), str(SIDE), *pairs],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(5)
+        assert self.process.stdout
+        self.process.stdout.close()
+
+    def wait_for(self, word: str) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+            if line.startswith(word):
+                return
+        raise AssertionError(f"no '{word}' in {self.lines}")
+
+    def finish(self) -> list[str]:
+        out, _ = self.process.communicate(timeout=20)
+        return self.lines + out.split("\n")[:-1]
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def child(library: Path, model: Path) -> Iterator:
+    started: list[Child] = []
+
+    def start(**options: str) -> Child:
+        started.append(Child(library, model, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.__exit__()
+
+
+def test_without_a_fault_it_answers_every_frame(child):
+    lines = child().finish()
+    assert lines[:2] == ["created", "loaded"]
+    assert len(lines) == 5
+
+
+def still_there(one: Child, seconds: float = 0.4) -> bool:
+    try:
+        one.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("options", "last_word"),
+    [
+        ({"mode": "hang"}, "loaded"),
+        ({"hang_at": "3"}, "frame 2"),
+        ({"fail": "prepare_hang"}, "created"),
+    ],
+    ids=["at the first frame", "at the third frame", "while preparing"],
+)
+def test_a_hang_lasts_until_the_process_is_killed(child, options, last_word):
+    one = child(**options)
+    one.wait_for(last_word)
+    assert still_there(one)
+    one.process.kill()
+    assert one.process.wait(5) == -signal.SIGKILL
+    assert one.lines[-1].startswith(last_word)
+
+
+def test_a_hang_at_create_comes_before_anything_is_loaded(child, tmp_path):
+    log = tmp_path / "log"
+    one = child(fail="create_hang", log=str(log))
+    until(lambda: log.exists() and "hang at create" in log.read_text())
+    assert still_there(one)
+    one.process.kill()
+    assert one.finish() == []
+
+
+def test_a_spin_burns_the_processor_until_it_is_killed(child):
+    one = child(mode="spin")
+    one.wait_for("loaded")
+    begun = one.cpu_seconds()
+    until(lambda: one.cpu_seconds() - begun > 0.3)
+    assert one.process.poll() is None
+
+
+def until(condition, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def test_slow_delays_each_frame_once(child):
+    lines = child(mode="slow:150", ops="CONV_2D").finish()
+    times = [int(line.split()[2]) for line in lines if line.startswith("frame")]
+    assert len(times) == 3
+    assert all(150 <= ms < 300 for ms in times), times
+
+
+def test_an_error_is_an_exception_and_not_the_end(child):
+    assert child(mode="error").finish() == [
+        "created",
+        "loaded",
+        "RuntimeError: simnpu: the graph returned -1 (simulated)Node number 10 (SimulatedNpu) failed to invoke.",
+    ]
+
+
+def test_a_wrong_result_looks_like_a_good_one_but_is_another(child):
+    right, wrong = child().finish(), child(mode="wrong").finish()
+    assert len(wrong) == len(right) == 5
+    assert all(a.split()[4] != b.split()[4] for a, b in zip(right[2:], wrong[2:], strict=True))
+
+
+@pytest.mark.parametrize(("mode", "number"), [("crash", signal.SIGSEGV), ("abort", signal.SIGABRT)])
+def test_a_crash_takes_its_process_down(child, mode, number):
+    one = child(mode=mode)
+    one.wait_for("loaded")
+    assert one.process.wait(15) == -number
+
+
+@pytest.mark.parametrize(
+    ("fail", "lines"),
+    [
+        (
+            "create",
+            ["DelegateRefusedError: cannot create delegate .* simnpu: the device did not answer \\(simulated\\)"],
+        ),
+        ("busy", ["DelegateRefusedError: .* simnpu: cannot get a context: Device or resource busy \\(simulated\\)"]),
+        (
+            "prepare",
+            ["created", "DelegateRefusedError: cannot prepare .*simnpu: the graph was refused \\(simulated\\).*"],
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_refused_and_leaves_the_process_alive(child, fail, lines):
+    one = child(fail=fail)
+    got = one.finish()
+    assert len(got) == len(lines)
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(lines, got, strict=True)), got
+    assert one.process.returncode == 0
+
+
+def test_the_control_file_changes_the_mode_while_it_runs(library, model, tmp_path):
+    control = tmp_path / "control"
+    npu = on_npu(library, model, SIDE, ("scores",), control=str(control))
+    frame = pictures(1)[0][None]
+    good = npu.infer(frame)["scores"]
+    control.write_text("error\n")
+    with pytest.raises(RuntimeError, match="the graph returned -1"):
+        npu.infer(frame)
+    control.write_text("wrong")
+    assert not np.array_equal(npu.infer(frame)["scores"], good)
+    control.write_text("")
+    np.testing.assert_array_equal(npu.infer(frame)["scores"], good)
+    control.write_text("create")
+    with pytest.raises(litert.DelegateRefusedError):
+        litert.create_delegate(str(library), {"control": str(control)})
+
+
+# ---- the other runtime ----
+
+OLD_RUNTIME = """
+import sys
+import numpy as np
+from tflite_runtime.interpreter import Interpreter, OpResolverType, load_delegate
+library, model, operators, side = sys.argv[1:]
+def run(resolver, delegates):
+    it = Interpreter(model, experimental_op_resolver_type=resolver, experimental_delegates=delegates)
+    it.allocate_tensors()
+    runner = it.get_signature_runner()
+    frame = np.random.default_rng(3).integers(0, 256, (1, int(side), int(side), 3), dtype=np.uint8)
+    return runner(image=frame)
+delegate = load_delegate(library, {"ops": operators})
+mine, theirs = run(OpResolverType.BUILTIN_REF, [delegate]), run(OpResolverType.BUILTIN_REF, [])
+assert all(np.array_equal(mine[name], theirs[name]) for name in theirs), "differs"
+print("equal")
+"""
+
+
+@pytest.mark.long
+def test_it_computes_the_same_in_tflite_runtime(library, model, tmp_path):
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("tflite_runtime from the registry ends at Python 3.11")
+    cache = Path(os.environ.get("AVOCADO_CACHE") or Path.home() / ".cache" / "avocado") / "tflite-runtime-venv"
+    python = cache / "bin" / "python"
+    if (
+        subprocess.run([python, "-c", "import tflite_runtime"], capture_output=True).returncode
+        if python.exists()
+        else True
+    ):
+        venv.create(cache, with_pip=True, clear=True)
+        wanted = ["tflite-runtime==2.14.0", "numpy==1.26.4"]
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            pytest.skip(f"cannot install tflite_runtime: {done.stderr.strip().splitlines()[-1]}")
+    done = subprocess.run(
+        [python, "-c", OLD_RUNTIME, library, model, ALL_OPERATORS, str(SIDE)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "equal", done.stderr

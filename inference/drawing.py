@@ -23,7 +23,7 @@ def annotate(sample: Sample, quality: int) -> bytes:
     picture = Image.fromarray(sample.image)
     draw = ImageDraw.Draw(picture)
     colour = COLOURS[sample.backend]
-    width = max(2, round(picture.height / 120))
+    width = max(2, round(picture.height / 140))
     points = [(float(x), float(y), float(score)) for y, x, score in sample.points]
     limbs = [
         (points[a][:2], points[b][:2]) for a, b in SKELETON if min(points[a][2], points[b][2]) >= MIN_VISIBLE_SCORE
@@ -35,7 +35,7 @@ def annotate(sample: Sample, quality: int) -> bytes:
         draw.line(limb, fill=colour, width=width)
     for x, y, score in points:
         if score >= MIN_VISIBLE_SCORE:
-            draw.circle((x, y), width * 1.25, fill=(255, 255, 255), outline=colour, width=max(1, width // 2))
+            draw.circle((x, y), width, fill=(255, 255, 255), outline=colour, width=max(1, width // 2))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=quality)
     return data.getvalue()

@@ -216,7 +216,7 @@ class PoseService:
 
     def _backend_changed(self, before: Backend, after: Backend, reason: Reason) -> None:
         kind = after.value if after is not Backend.NONE else "bad"
-        self._note(kind, f"{before.value.upper()} → {after.value.upper()}: {reason.value}")
+        self._note(kind, _switch_in_words(before, after, reason))
         fields = {"BACKEND": after.value, "BACKEND_BEFORE": before.value, "REASON": reason.value}
         level = logging.INFO if reason in {Reason.OK, Reason.STARTING} else logging.WARNING
         _log.log(level, "backend %s -> %s: %s", before, after, reason, extra=event(journal.BACKEND_CHANGED, **fields))
@@ -234,6 +234,15 @@ class PoseService:
 
     def _note(self, kind: str, text: str) -> None:
         self._tally.events.append(Event(datetime.now(UTC).isoformat(timespec="seconds"), kind, text))
+
+
+def _switch_in_words(before: Backend, after: Backend, reason: Reason) -> str:
+    if after is Backend.NONE:
+        return f"nothing answers: {reason.value}"
+    why = "" if reason in {Reason.OK, Reason.NO_NPU} else f": {reason.value}"
+    if before is Backend.NONE:
+        return f"{after.value.upper()} answers{why}"
+    return f"{before.value.upper()} → {after.value.upper()}{why}"
 
 
 def _identify(config: PoseConfig, model: Model, accelerator: Accelerator) -> Identity:

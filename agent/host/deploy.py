@@ -90,7 +90,7 @@ async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]
     folder = project.build_folder / "repository" / project.target.board
     moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report)
     _show_plan(board, status, built, moves, report)
-    result = await _carry(board, folder, request, report)
+    result = await carry(board, folder, report, dry_run=request.dry_run)
     return {**document, **_outcome(result, moves), "seconds": _since(started)}
 
 
@@ -168,10 +168,10 @@ def _show_plan(board: Board, status: Status, built: BuiltRuntime, moves: list[Mo
         report.say(move.line())
 
 
-async def _carry(board: Board, folder: Path, request: Request, report: Report) -> dict[str, Any]:
+async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = False) -> dict[str, Any]:
     """Serve the repository to the board and follow the change; gives the result event."""
     argv = ["avocadoctl", "receive", "--requested-by", _who()]
-    if request.dry_run:
+    if dry_run:
         argv.append("--dry-run")
     async with open_session(board, argv) as session:
         await session.handshake()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import socket
@@ -16,7 +17,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from agent.contract.bridge import MARKER, MAX_EVENT_BYTES, MAX_NOISE_BYTES, parse_event
 from agent.contract.errors import ErrorCode, OperationError
@@ -56,34 +57,41 @@ class Board:
 async def ask(board: Board, argv: Sequence[str]) -> dict[str, Any]:
     """Run avocadoctl on the board and give the JSON object it prints. Raises `ssh-failed` or `handshake-failed`."""
     command = f"echo {_ANSWER}; {shlex.join(['avocadoctl', '-o', 'json', *argv])}"
-    process = await _start(board, command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE)
-    said = asyncio.create_task(_tail(process.stderr))
-    try:
+    async with _pipe() as (answers, stdout), _pipe() as (words, stderr):
+        process = await _start(board, command, asyncio.subprocess.DEVNULL, stdout, stderr)
+        said = asyncio.create_task(_tail(words))
         try:
-            out = await asyncio.wait_for(_bounded(process.stdout), _patience(_STATUS_S))
-        except TimeoutError as cause:
-            raise _no_answer(board, b"", _patience(_STATUS_S)) from cause
-        status = await _end(process)
-        noise, found, answer = out.partition(_ANSWER.encode() + b"\n")
-        document = _first_object(answer)
-        if found and document is not None:
-            return document
-        raise _explain(board, status, await said, noise if not found else answer)
-    finally:
-        await _end(process)
-        said.cancel()
+            try:
+                out = await asyncio.wait_for(_bounded(answers), _patience(_STATUS_S))
+            except TimeoutError as cause:
+                raise _no_answer(board, b"", _patience(_STATUS_S)) from cause
+            status = await _end(process)
+            noise, found, answer = out.partition(_ANSWER.encode() + b"\n")
+            document = _first_object(answer)
+            if found and document is not None:
+                return document
+            # Bounded: a shared connection's master keeps standard error open after ssh itself has ended.
+            await asyncio.wait({said}, timeout=_END_S)
+            raise _explain(board, status, said.result() if said.done() else "", noise if not found else answer)
+        finally:
+            await _end(process)
+            said.cancel()
 
 
 class Session:
     """`avocadoctl receive` on the board: a socket that carries HTTP, and the events it tells."""
 
-    def __init__(self, board: Board, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+    def __init__(
+        self, board: Board, process: asyncio.subprocess.Process, sock: socket.socket, words: asyncio.StreamReader
+    ) -> None:
         self.board = board
         self.socket = sock
         self._process = process
+        self._words = words
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._said: list[str] = []
         self._reader = asyncio.create_task(self._read_events())
+        self._watcher = asyncio.create_task(self._watch_process())
 
     async def handshake(self) -> None:
         """Skip what the login shell prints, up to the marker. Raises `handshake-failed` or `ssh-failed`."""
@@ -130,10 +138,8 @@ class Session:
                 return
 
     async def _read_events(self) -> None:
-        stream = self._process.stderr
-        assert stream is not None  # noqa: S101 - a pipe, see start
         try:
-            while line := await stream.readline():
+            while line := await self._words.readline():
                 event = parse_event(line)
                 if event is not None:
                     self._events.put_nowait(event)
@@ -141,6 +147,12 @@ class Session:
                     self._said = [*self._said[-20:], text]
         finally:
             self._events.put_nowait(None)
+
+    async def _watch_process(self) -> None:
+        """A shared connection's master keeps standard error open after ssh itself has ended."""
+        await self._process.wait()
+        await asyncio.wait({self._reader}, timeout=_END_S)
+        self._events.put_nowait(None)
 
     async def _failure(self, noise: bytes | None) -> OperationError:
         with suppress(TimeoutError):
@@ -163,9 +175,10 @@ class Session:
         """ssh has ended, by itself or by us."""
         self.socket.close()
         await _end(self._process)
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        for task in (self._reader, self._watcher):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 @asynccontextmanager
@@ -173,29 +186,46 @@ async def open_session(board: Board, argv: Sequence[str]) -> AsyncIterator[Sessi
     """Run a command on the board whose standard streams are one socket here."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    try:
-        process = await _start(board, shlex.join(argv), stdin=theirs, stdout=theirs)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    session = Session(board, process, ours)
-    try:
-        yield session
-    finally:
-        await session.close()
+    with ours:
+        async with _pipe() as (words, stderr):
+            with theirs:
+                process = await _start(board, shlex.join(argv), theirs, theirs, stderr)
+            session = Session(board, process, ours, words)
+            try:
+                yield session
+            finally:
+                await session.close()
 
 
-async def _start(board: Board, command: str, *, stdin: Any, stdout: Any) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, IO[bytes]]]:
+    """A reader, and the file to give to a program as its output; `_start` closes it here.
+
+    Not asyncio's own pipes: with those, waiting for a program also waits for everybody who inherited one.
+    """
+    read, write = os.pipe()
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_EVENT_BYTES)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb"))
+    output = os.fdopen(write, "wb", 0)
     try:
-        return await asyncio.create_subprocess_exec(
-            *board.argv(command), stdin=stdin, stdout=stdout, stderr=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES
-        )
+        yield reader, output
+    finally:
+        output.close()
+        transport.close()
+
+
+async def _start(board: Board, command: str, stdin: Any, stdout: Any, stderr: IO[bytes]) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(*board.argv(command), stdin=stdin, stdout=stdout, stderr=stderr)
     except FileNotFoundError as cause:
         raise OperationError(
             ErrorCode.TOOL_MISSING, "cannot run ssh: it is not installed", "Install OpenSSH's client."
         ) from cause
+    finally:
+        stderr.close()
+        if stdout is not stdin:
+            stdout.close()
 
 
 async def _end(process: asyncio.subprocess.Process) -> int:
@@ -209,8 +239,7 @@ async def _end(process: asyncio.subprocess.Process) -> int:
     return await process.wait()
 
 
-async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
-    assert stream is not None  # noqa: S101 - a pipe, see _start
+async def _bounded(stream: asyncio.StreamReader) -> bytes:
     collected = bytearray()
     while data := await stream.read(65536):
         collected += data
@@ -219,8 +248,7 @@ async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
     return bytes(collected)
 
 
-async def _tail(stream: asyncio.StreamReader | None) -> str:
-    assert stream is not None  # noqa: S101 - a pipe, see _start
+async def _tail(stream: asyncio.StreamReader) -> str:
     collected = b""
     while data := await stream.read(65536):
         collected = (collected + data)[-8192:]

@@ -1,0 +1,330 @@
+"""A deploy's bridge: the real `receive`, a real bus, and an `ssh` on PATH that runs it here and fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dbus_fast import BusType, Message, MessageType, Variant
+from dbus_fast.aio import MessageBus
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.host import ssh
+from agent.host.deploy import carry
+from agent.host.report import Report
+from agent.host.ssh import Board, ask, open_session
+
+pytestmark = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="dbus-daemon is not installed")
+
+BLOB = bytes(range(256)) * 4096 * 2
+CHANGE_PATH = "/org/avocado/Agent1/change/7"
+
+# Drops ssh's options and the host, then runs the command in a shell, as sshd does; CASE says how it goes wrong.
+SSH = """\
+#!/bin/bash
+while [ $# -gt 0 ]; do case $1 in -o) shift 2;; -*) shift;; *) break;; esac; done
+shift; [ "${1:-}" = -- ] && shift
+echo "$*" >>"$BRIDGE_LOG"
+case ${CASE:-none} in
+    before) echo 'PATH is set.'; printf '\\033[90m[ OK ]\\033[0m \\0\\1\\377 welcome ';;
+    json) echo '{"motd": "welcome"}';;
+    endless) exec yes 'and on it goes';;
+    slow) exec sleep 60;;
+    restricted) echo 'This account is limited to git.'; exit 1;;
+    notfound) exec env PATH=/nowhere /bin/sh -c "$*";;
+    user) echo 'root@board: Permission denied (publickey).' >&2; exit 255;;
+    hostkey) echo 'Host key verification failed.' >&2; exit 255;;
+    unreachable) echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255;;
+esac
+[ "${CASE:-none}" = none ] && exec /bin/sh -c "$*"
+/bin/sh -c "$*"; status=$?
+case ${CASE:-none} in after) echo logout;; status) exit 255;; esac
+exit $status
+"""
+
+
+class FakeAgent:
+    """Agent1 on a private bus: Deploy fetches what it is told to over the socket, and the change ends as it is told."""
+
+    def __init__(self) -> None:
+        self.fetched: list[tuple[str, int, str]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = [("/targets/blob", {})]
+        self.options: dict[str, Any] = {}
+        self.refuse_with: OperationError | None = None
+        self.outcome = "applied"
+        self.hang = False
+        self._record = {"number": 7, "outcome": "running", "steps": [], "facts": {}, "reason": None}
+
+    async def join(self) -> MessageBus:
+        bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
+        bus.add_message_handler(lambda message: self._answer(bus, message))
+        await bus.request_name("org.avocado.Agent1")
+        return bus
+
+    def _answer(self, bus: MessageBus, message: Message) -> Message | bool | None:
+        if message.message_type is not MessageType.METHOD_CALL:
+            return None
+        if message.member == "Deploy":
+            task = asyncio.ensure_future(self._deploy(bus, message))
+            task.add_done_callback(lambda done: done.result())
+            return True
+        if message.member == "Describe":
+            return Message.new_method_return(message, "s", [json.dumps(self._record)])
+        if message.member == "GetAll":
+            values = {"Progress": Variant("(isi)", [40, "blob", 1]), "BytesDone": Variant("t", 4)}
+            return Message.new_method_return(message, "a{sv}", [{**values, "BytesTotal": Variant("t", 10)}])
+        return None
+
+    async def _deploy(self, bus: MessageBus, message: Message) -> None:
+        source, options = message.body
+        self.options = {name: value.value for name, value in options.items()}
+        if self.refuse_with is not None:
+            text = json.dumps(self.refuse_with.as_dict())
+            await bus.send(Message.new_error(message, self.refuse_with.dbus_name, text))
+            return
+        await bus.send(Message.new_method_return(message, "o", [CHANGE_PATH]))
+        await asyncio.to_thread(self._fetch, source.removeprefix("unix:"))
+        if not self.hang:
+            self._record = {**self._record, "outcome": self.outcome, "facts": {"moved_bytes": 3}}
+
+    def _fetch(self, path: str) -> None:
+        connection = http.client.HTTPConnection("board", timeout=20)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(path)
+        for name, headers in self.requests:
+            connection.request("GET", name, headers=headers)
+            answer = connection.getresponse()
+            data = answer.read()
+            self.fetched.append((name, answer.status, hashlib.sha256(data).hexdigest()))
+        connection.close()
+
+
+@pytest.fixture
+def bus_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    config = tmp_path / "bus.conf"
+    rules = "".join(
+        f"<allow {rule}/>" for rule in ('send_destination="*"', 'receive_sender="*"', 'own="*"', 'user="*"')
+    )
+    config.write_text(
+        f"<busconfig><type>session</type><listen>unix:path={tmp_path}/bus</listen><auth>EXTERNAL</auth>"
+        f'<policy context="default">{rules}</policy></busconfig>'
+    )
+    daemon = subprocess.Popen(
+        ["dbus-daemon", f"--config-file={config}", "--nofork", "--print-address=1"], stdout=subprocess.PIPE, text=True
+    )
+    assert daemon.stdout is not None
+    address = daemon.stdout.readline().strip()
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+    yield address
+    daemon.terminate()
+    daemon.wait(10)
+    daemon.stdout.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The host's repository; and a board whose `ssh` and `avocadoctl` are first on PATH."""
+    programs, run_dir, repository = tmp_path / "bin", tmp_path / "run", tmp_path / "repository"
+    for made in (programs, run_dir, repository / "targets"):
+        made.mkdir(parents=True)
+    (repository / "targets/blob").write_bytes(BLOB)
+    (tmp_path / "secret").write_text("secret")
+    (programs / "ssh").write_text(SSH)
+    (programs / "avocadoctl").write_text(
+        f'#!/bin/sh\nfor word; do [ "$word" = receive ] && set -- "$@" --run-dir {run_dir}; done\n'
+        'for word; do [ "$word" = status ] && { cat "$BRIDGE_STATUS"; exit; }; done\n'
+        f'exec {sys.executable} -m agent.cli "$@"\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    (tmp_path / "status.json").write_text('{"target": "virtual"}')
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("BRIDGE_STATUS", str(tmp_path / "status.json"))
+    monkeypatch.setenv("BRIDGE_LOG", str(tmp_path / "ssh.log"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr(ssh, "HANDSHAKE_S", 5.0)
+    monkeypatch.setattr(ssh, "_STATUS_S", 5.0)
+    return repository
+
+
+def with_agent(agent: FakeAgent, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    async def both() -> Any:
+        bus = await agent.join()
+        try:
+            return await work()
+        finally:
+            bus.disconnect()
+
+    return asyncio.run(both())
+
+
+def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    result: dict[str, Any] = with_agent(
+        agent, lambda: carry(Board("root@board"), folder, Report(quiet=True), dry_run=dry_run)
+    )
+    return result
+
+
+def refused(work: Coroutine[Any, Any, Any]) -> OperationError:
+    with pytest.raises(OperationError) as caught:
+        asyncio.run(work)
+    return caught.value
+
+
+@pytest.mark.parametrize("case", ["none", "before", "json", "after", "status"])
+def test_a_deploy_arrives_whole_whatever_the_login_shell_prints(
+    bus_address: str, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setenv("CASE", case)
+    agent = FakeAgent()
+    result = carried(agent, folder)
+    assert agent.fetched == [("/targets/blob", 200, hashlib.sha256(BLOB).hexdigest())]
+    assert (result["change"]["outcome"], result["error"]) == ("applied", None)
+    assert agent.options["dry_run"] is False
+    assert "@" in agent.options["requested_by"]
+    assert list((folder.parent / "run").iterdir()) == []
+
+
+def test_one_connection_serves_ranges_and_survives_every_odd_request(bus_address: str, folder: Path) -> None:
+    agent = FakeAgent()
+    agent.requests = [
+        ("/targets/blob", {"Range": "bytes=256-511"}),
+        ("/targets/blob", {"Range": "bytes=99999999-"}),
+        ("/targets/none", {}),
+        ("/../secret", {}),
+        ("/targets/%2e%2e/%2e%2e/secret", {}),
+        ("/targets", {}),
+        ("/targets/" + "n" * 300, {}),
+        ("/targets/a%00b", {}),
+        ("/targets/blob", {}),
+    ]
+    carried(agent, folder)
+    assert [status for _, status, _ in agent.fetched] == [206, 416, 404, 404, 404, 404, 404, 404, 200]
+    assert agent.fetched[0][2] == hashlib.sha256(bytes(range(256))).hexdigest()
+    assert agent.fetched[-1][2] == hashlib.sha256(BLOB).hexdigest()
+
+
+def test_a_refusal_of_the_agent_arrives_as_the_same_error(bus_address: str, folder: Path) -> None:
+    agent = FakeAgent()
+    agent.refuse_with = OperationError(
+        ErrorCode.CHANGE_RUNNING, "cannot deploy: change #6 runs", "Wait.", {"change": 6}
+    )
+    result = carried(agent, folder, dry_run=True)
+    assert result["error"] == agent.refuse_with.as_dict()
+    assert agent.options["dry_run"] is True
+
+
+def test_without_an_agent_it_says_so(bus_address: str, folder: Path) -> None:
+    result = asyncio.run(carry(Board("root@board"), folder, Report(quiet=True)))
+    assert result["error"]["message"] == "cannot reach the agent: nobody owns org.avocado.Agent1"
+
+
+def test_a_link_that_drops_during_a_change_says_where_to_look(bus_address: str, folder: Path) -> None:
+    agent = FakeAgent()
+    agent.hang = True
+
+    async def dropped() -> None:
+        async with open_session(Board("root@board"), ["avocadoctl", "receive"]) as session:
+            await session.handshake()
+            async for event in session.events():
+                assert event["event"] == "progress"
+                session._process.kill()
+
+    with pytest.raises(OperationError) as caught:
+        agent.requests = []
+        with_agent(agent, dropped)
+    assert caught.value.code is ErrorCode.SSH_FAILED
+    assert caught.value.message == "cannot follow the change on root@board: the connection was lost"
+    assert caught.value.remedy == "See how it ended: avocadoctl -H root@board history"
+
+
+def test_receive_ends_by_itself_when_the_host_is_gone(bus_address: str, folder: Path) -> None:
+    agent = FakeAgent()
+    agent.hang = True
+    agent.requests = []
+
+    async def vanish() -> int:
+        process = await asyncio.create_subprocess_exec(
+            "avocadoctl", "receive", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin and process.stdout and process.stderr
+        await asyncio.wait_for(process.stdout.readuntil(b"\n"), 10)
+        await asyncio.wait_for(process.stderr.readuntil(b"\n"), 10)  # it follows the change
+        process.stdin.close()
+        _, _ = await asyncio.wait_for(process.communicate(), 10)
+        return await asyncio.wait_for(process.wait(), 10)
+
+    assert with_agent(agent, vanish) == 50
+    assert list((folder.parent / "run").iterdir()) == []
+
+
+SHELL_SAID = "cannot talk to avocadoctl on root@board: its shell printed 'This account is limited to git.'"
+NOT_IN_PATH = "cannot run avocadoctl on root@board: it is not in the PATH of a non-interactive shell there"
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "message"),
+    [
+        ("restricted", ErrorCode.HANDSHAKE_FAILED, SHELL_SAID),
+        ("notfound", ErrorCode.HANDSHAKE_FAILED, NOT_IN_PATH),
+        ("user", ErrorCode.SSH_FAILED, "cannot log in to root@board: permission denied"),
+        ("hostkey", ErrorCode.SSH_FAILED, "cannot log in to root@board: its host key is not known"),
+        (
+            "unreachable",
+            ErrorCode.SSH_FAILED,
+            "cannot reach root@board: ssh: connect to host board port 22: No route to host",
+        ),
+    ],
+)
+def test_a_session_that_never_begins_is_one_clear_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: ErrorCode, message: str
+) -> None:
+    monkeypatch.setenv("CASE", case)
+    for work in (ask(Board("root@board"), ["status"]), carry(Board("root@board"), folder, Report(quiet=True))):
+        error = refused(work)
+        assert (error.code, error.message) == (code, message)
+        assert error.remedy
+
+
+def test_a_login_shell_that_never_stops_talking_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CASE", "endless")
+    error = refused(carry(Board("root@board"), folder, Report(quiet=True)))
+    assert error.code is ErrorCode.HANDSHAKE_FAILED
+    assert error.message.startswith("cannot talk to root@board: its login shell printed more than 65536 bytes: '...")
+    assert refused(ask(Board("root@board"), ["status"])).code is ErrorCode.HANDSHAKE_FAILED
+
+
+def test_a_login_shell_that_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CASE", "slow")
+    monkeypatch.setattr(ssh, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(ssh, "_STATUS_S", 0.3)
+    monkeypatch.setattr(ssh, "_END_S", 0.2)
+    for work in (ask(Board("root@board"), ["status"]), carry(Board("root@board"), folder, Report(quiet=True))):
+        assert refused(work).message == "cannot talk to root@board: no answer in 0.3 s"
+
+
+@pytest.mark.parametrize("case", ["none", "before", "json", "after", "status"])
+def test_the_status_is_found_among_what_the_shell_prints(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setenv("CASE", case)
+    assert asyncio.run(ask(Board("root@board"), ["status"])) == {"target": "virtual"}
+    assert "avocadoctl -o json status" in (folder.parent / "ssh.log").read_text()
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=id", "root@board id"])
+def test_a_host_that_ssh_would_read_as_an_option_is_refused(host: str) -> None:
+    with pytest.raises(OperationError, match=r"^cannot use .* as a host$"):
+        Board(host)

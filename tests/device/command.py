@@ -27,6 +27,8 @@ def main() -> int:
     except BoardError as error:
         print(f"board: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.device.host import mounts, mounts_below
+from tests.device.host import is_mounted, mounts_below
 from tests.device.process import BoardError, holds_within, run
 
 POOL_SIZE = "16G"
@@ -51,9 +51,14 @@ class Disk:
 
     def mount(self) -> None:
         """Mount the root file system; fine when it is mounted."""
+        # nspawn before 253 keeps the host's mounts, hidden below the board's root, as long as the board runs. A shared
+        # mount hands them our unmounting; otherwise each board would hold the disks of all that were there before it.
+        if not is_mounted(self.folder):
+            run(["mount", "--bind", str(self.folder), str(self.folder)], doing=f"prepare {self.folder}")
+        run(["mount", "--make-shared", str(self.folder)], doing=f"prepare {self.folder}")
         for source, point in ((self._pool_image, self._pool), (self._image, self.root)):
             point.mkdir(exist_ok=True)
-            if not os.path.ismount(point):
+            if not is_mounted(point):
                 run(["mount", "-o", "loop", str(source), str(point)], doing=f"mount {source}")
 
     def sync(self) -> None:
@@ -139,7 +144,7 @@ def remove_folder(folder: Path) -> None:
 
 def _unmounted(point: Path) -> bool:
     run(["umount", str(point)], doing=f"unmount {point}", check=False)
-    return not any(found == point for found, _, _ in mounts())
+    return not is_mounted(point)
 
 
 def _make_nodes(folder: Path) -> None:

@@ -73,6 +73,11 @@ def mounts() -> Iterator[tuple[Path, str, str]]:
         yield Path(point), kind, options
 
 
+def is_mounted(point: Path) -> bool:
+    """Whether something is mounted at that very path, be it only the same file system once more."""
+    return any(found == point for found, _, _ in mounts())
+
+
 def mounts_below(folder: Path) -> list[Path]:
     """Mount points in `folder`, itself included, in the order in which they can be unmounted."""
     return [point for point, _, _ in mounts() if point == folder or folder in point.parents][::-1]

@@ -186,7 +186,7 @@ class PoseService:
         watchdog_s = notifier.watchdog_s
         stale_s = watchdog_s / 3 if watchdog_s else 10.0
         ready = fresh = False
-        told_at = -_STATUS_EVERY_S
+        told: tuple[Any, ...] = ()
         while True:
             now = time.monotonic()
             if not self._link.alive:
@@ -201,9 +201,12 @@ class PoseService:
                 ready = True
                 notifier.send(READY=1)
                 _log.info("serving at %s", self._identity.page, extra=event(journal.SERVICE_STARTED))
-            if now - told_at >= _STATUS_EVERY_S or not ready:
-                told_at = now
-                notifier.send(STATUS=one_line(self.describe()))
+            document = self.describe()
+            # The numbers in the text change all the time; it is sent anew every few seconds and at each switch.
+            moment = (now // _STATUS_EVERY_S, ready, document["state"], document["backend"], document["reason"])
+            if moment != told:
+                told = moment
+                notifier.send(STATUS=one_line(document))
             self._bus.refresh()
             await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from agent.contract.errors import ErrorCode, OperationError
 
 _PIECE_BYTES = 64 * 1024
+_DRAIN_BYTES = 4 << 20
 _RANGE = re.compile(r"\Abytes (\d{1,19})-(\d{1,19})/(\d{1,19})\Z")
 
 
@@ -60,7 +61,8 @@ class HttpFetcher:
         """The bytes of a file from `offset` on. See the protocol."""
         url = f"{self._shown}/{path}"
         pace = _Pace(url, self._limits, limit, self._cancelled)
-        finished = False
+        response: http.client.HTTPResponse | None = None
+        kept = False
         try:
             with _translated(url):
                 response = self._request(f"{self._base}/{path}", offset, pace)
@@ -78,11 +80,33 @@ class HttpFetcher:
                     yield piece[skip:]
                     skip = 0
                 response.close()
-            finished = True
+            kept = True
+        except OperationError as error:
+            kept = error.code is ErrorCode.NOT_FOUND and self._drained(response)
+            raise
+        except GeneratorExit:
+            kept = self._drained(response)
+            raise
         finally:
-            # What is left of an answer nobody reads would be taken for the next one.
-            if not finished:
+            if not kept:
+                if response is not None:
+                    response.close()
                 self.close()
+
+    def _drained(self, response: http.client.HTTPResponse | None) -> bool:
+        """Read the rest of an answer nobody wants. A deploy over ssh has one connection: closing it ends the deploy."""
+        if response is None or response.length is None or response.length > _DRAIN_BYTES:
+            return False
+        try:
+            while response.length:
+                piece = response.read1(_PIECE_BYTES)
+                if not piece:
+                    return False
+                self._received += len(piece)
+        except (OperationError, OSError, http.client.HTTPException):
+            return False
+        response.close()
+        return True
 
     def received_bytes(self) -> int:
         """Every byte of every answer's body so far."""
@@ -109,7 +133,7 @@ class HttpFetcher:
             return self._ask(target, headers, pace)
 
     def _ask(self, target: str, headers: dict[str, str], pace: _Pace) -> http.client.HTTPResponse:
-        if self._connection is None:
+        if self._connection is None or self._connection.sock is None:  # None: the server wanted to close
             self._connection = self._connect()
         connection = self._connection
         cast("_PacedSocket", connection.sock).pace = pace
@@ -221,6 +245,8 @@ class _PacedSocket:
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self._sock = sock
         self._limits = limits
+        self._readers = 0
+        self._closed = False
         self.pace: _Pace | None = None
 
     def sendall(self, data: bytes) -> None:
@@ -228,6 +254,7 @@ class _PacedSocket:
         self._sock.sendall(data)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
+        self._readers += 1
         return io.BufferedReader(_PacedReader(self), _PIECE_BYTES)
 
     def receive_into(self, buffer: Any) -> int:
@@ -246,7 +273,15 @@ class _PacedSocket:
                 return count
 
     def close(self) -> None:
-        self._sock.close()
+        """As sockets do: an answer that is still being read keeps it open."""
+        self._closed = True
+        if not self._readers:
+            self._sock.close()
+
+    def reader_closed(self) -> None:
+        self._readers -= 1
+        if self._closed:
+            self.close()
 
 
 class _PacedReader(io.RawIOBase):
@@ -259,6 +294,11 @@ class _PacedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         return self._sock.receive_into(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._sock.reader_closed()
+        super().close()
 
 
 def _endpoint(

@@ -1,0 +1,178 @@
+"""The honest path first: a refusal means nothing where nothing is ever accepted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.contract.errors import ErrorCode, OperationError
+from tests.hostile.board import QUICK, Stage, image, later
+from tests.hostile.server import Handler, Server
+
+
+def fetch_all(stage: Stage, url: str, held: list = []) -> object:  # noqa: B006
+    source = stage.source(url)
+    try:
+        offered = source.manifest()
+        return source.fetch(offered.extensions[0], held, lambda done, total: None)
+    finally:
+        source.close()
+
+
+def test_a_full_transfer_arrives_over_one_connection(stage: Stage, server: Server) -> None:
+    offered = stage.publish(image(1))
+    fetched = fetch_all(stage, server.url)
+    wanted = offered.extensions[0]
+    assert (fetched.way, fetched.base_image_id) == ("full", None)
+    assert stage.store.image(wanted.image_id).read_bytes() == image(1)
+    assert not list((stage.state / "images").glob("*.p*")), "a part or its progress was left"
+
+
+def test_the_delta_whose_base_is_held_is_chosen_and_is_smaller(stage: Stage, server: Server) -> None:
+    stage.publish(image(1), bases=[image(0)])
+    held = stage.hold(image(0))
+    source = stage.source(server.url)
+    wanted = source.manifest().extensions[0]
+    size, base = source.transfer_sizes(wanted, [held])
+    assert base == held.image_id
+    assert source.transfer_sizes(wanted, [])[1] is None
+    fetched = source.fetch(wanted, [held], lambda done, total: None)
+    source.close()
+    assert (fetched.way, fetched.base_image_id, fetched.moved_bytes, fetched.note) == ("delta", base, size, "")
+    assert size < 0.4 * len(image(1))
+    assert source.moved_bytes() > size
+    assert stage.store.image(wanted.image_id).read_bytes() == image(1)
+
+
+def test_an_image_that_is_held_moves_nothing(stage: Stage, server: Server) -> None:
+    stage.publish(image(1))
+    stage.hold(image(1))
+    fetched = fetch_all(stage, server.url)
+    assert (fetched.way, fetched.moved_bytes) == ("held", 0)
+
+
+def test_a_unix_socket_serves_as_well(stage: Stage, server: Server, tmp_path: Path) -> None:
+    stage.publish(image(1))
+    path = tmp_path / "receive.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        bridge = threading.Thread(target=_pump_one, args=(listener, server.url))
+        bridge.start()
+        assert fetch_all(stage, f"unix:{path}").way == "full"
+        bridge.join(5)
+        assert not bridge.is_alive()
+
+
+def _pump_one(listener: socket.socket, url: str) -> None:
+    """One accepted connection, as `avocadoctl receive` carries it."""
+    near, _ = listener.accept()
+    host, port = url.removeprefix("http://").split(":")
+    with near, socket.create_connection((host, int(port))) as far:
+        back = threading.Thread(target=_copy, args=(far, near))
+        back.start()
+        _copy(near, far)
+        far.shutdown(socket.SHUT_WR)
+        back.join(5)
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    while data := source.recv(65536):
+        sink.sendall(data)
+
+
+def test_a_cut_connection_goes_on_where_it_was(stage: Stage, server: Server) -> None:
+    stage.publish(image(1))
+    cuts = []
+
+    def cut_twice(handler: Handler, body: bytes) -> None:
+        if len(cuts) == 2:
+            handler.honest(body)
+            return
+        cuts.append(handler.headers.get("Range"))
+        start = int((cuts[-1] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        rest = body[start:]
+        handler.send_response(206 if start else 200)
+        if start:
+            handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        handler.send_header("Content-Length", str(len(rest)))
+        handler.end_headers()
+        handler.wfile.write(rest[:300_000])
+        handler.hang_up()
+
+    server.rules[".full"] = cut_twice
+    fetched = fetch_all(stage, server.url)
+    assert cuts == [None, "bytes=262144-"]
+    assert server.asked[-1][1] == "bytes=524288-"
+    assert fetched.way == "full"
+    assert fetched.moved_bytes < 1.3 * len(image(1))
+
+
+def test_another_process_resumes_from_the_part_on_disk(stage: Stage, server: Server) -> None:
+    big = image(0, 3_500_000)
+    stage.publish(big)
+    wanted = stage.source(server.url).manifest().extensions[0]
+
+    def cut(handler: Handler, body: bytes) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body[:2_900_000] if handler.headers.get("Range") is None else b"")
+        handler.hang_up()
+
+    server.rules[".full"] = cut
+    with pytest.raises(OperationError) as stopped:
+        fetch_all(stage, server.url)
+    assert stopped.value.code is ErrorCode.FETCH_FAILED
+    assert stage.store.part(wanted.image_id).exists()
+    server.rules.clear()
+    server.asked.clear()
+    fetched = fetch_all(stage, server.url)
+    assert server.asked[-1][1] == "bytes=2097152-"
+    assert fetched.moved_bytes < 1_500_000
+    assert stage.store.image(wanted.image_id).read_bytes() == big
+
+
+def test_a_part_that_lost_its_tail_in_a_power_cut_starts_over(stage: Stage, server: Server) -> None:
+    big = image(0, 3_500_000)
+    stage.publish(big)
+    wanted = stage.source(server.url).manifest().extensions[0]
+    server.rules[".full"] = lambda handler, body: (
+        handler.reply(body[:2_900_000], Content_Length=str(len(body))),
+        handler.hang_up(),
+    )
+    with pytest.raises(OperationError):
+        fetch_all(stage, server.url)
+    part = stage.store.part(wanted.image_id)
+    with part.open("r+b") as file:
+        file.seek(1000)
+        file.write(bytes(5000))
+    server.rules.clear()
+    assert fetch_all(stage, server.url).way == "full"
+    assert stage.store.image(wanted.image_id).read_bytes() == big
+
+
+def test_a_second_refresh_fetches_only_the_timestamp(stage: Stage, server: Server) -> None:
+    stage.publish(image(1))
+    stage.source(server.url).manifest()
+    server.asked.clear()
+    stage.source(server.url).manifest()
+    assert [path for path, _ in server.asked if not path.startswith("/targets/")] == [
+        "/metadata/2.root.json",
+        "/metadata/timestamp.json",
+    ]
+
+
+def test_a_newer_publication_replaces_an_older_one(stage: Stage, server: Server) -> None:
+    stage.publish(image(0))
+    assert stage.source(server.url).manifest().built_at == "2026-11-01T10:00:00Z"
+    stage.publish(image(1), at=later(1), built_at="2026-11-02T10:00:00Z")
+    stage.clock = "2026-11-03T00:00:00Z"
+    assert stage.source(server.url).manifest().built_at == "2026-11-02T10:00:00Z"
+
+
+def test_quick_limits_are_those_of_the_tests_only() -> None:
+    assert QUICK.window_s < 2

@@ -69,7 +69,7 @@ class Board:
         """Let the board outlive this process, until somebody destroys it."""
         self.slot.write_record(self._record)
 
-    def provision(self, write: Callable[[Path], None]) -> None:
+    def provision(self, write: Callable[[Path], object]) -> None:
         """Call `write` with the path at which the board's root file system is mounted. The board must be off."""
         if self.is_running():
             raise BoardError(f"cannot provision board {self.name}: it is running")

@@ -23,7 +23,8 @@ def main() -> int:
     """Run one verb; the exit status is the program's own for `ssh` and `exec`."""
     options = _parser().parse_args()
     try:
-        return options.verb(options)
+        status: int = options.verb(options)
+        return status
     except BoardError as error:
         print(f"board: {error}", file=sys.stderr)
         return 1

@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.device.host import is_mounted, mounts_below
@@ -69,7 +70,7 @@ class Disk:
         """Unmount everything in the board's folder, which also frees the loop devices."""
         for point in mounts_below(self.folder):
             # Just after a kill the last of the board's processes may still hold it.
-            if not holds_within(lambda point=point: _unmounted(point), timeout_s=10):
+            if not holds_within(partial(_unmounted, point), timeout_s=10):
                 raise BoardError(f"cannot unmount {point}: it is busy")
 
     def photograph(self) -> None:
@@ -79,7 +80,7 @@ class Disk:
 
     def become_photograph(self) -> None:
         """Go back to the disk that was photographed. The board must not be running."""
-        if mounts_below(self.root) and not holds_within(lambda: _unmounted(self.root), timeout_s=10):
+        if mounts_below(self.root) and not holds_within(partial(_unmounted, self.root), timeout_s=10):
             raise BoardError(f"cannot unmount {self.root}: it is busy")
         self._cut.replace(self._image)
 

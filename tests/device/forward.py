@@ -12,12 +12,15 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from tests.device.process import BoardError, holds_within
 
 CHUNK_BYTES = 65536
+Result = TypeVar("Result")
 
 
 class Forward:
@@ -36,7 +39,7 @@ class Forward:
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="forward", daemon=True)
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[Any]] = set()
         self._thread.start()
         try:
             holds_within(lambda: self._socket.exists() or self._ssh.poll() is not None, timeout_s)
@@ -66,7 +69,9 @@ class Forward:
         self.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(asyncio.current_task())
+        here = asyncio.current_task()
+        assert here is not None
+        self._connections.add(here)
         try:
             board_reader, board_writer = await asyncio.open_unix_connection(self._socket)
             try:
@@ -78,7 +83,7 @@ class Forward:
         except* OSError:
             pass  # one side left; the other learns it from the end of its own connection
         finally:
-            self._connections.discard(asyncio.current_task())
+            self._connections.discard(here)
             writer.close()
 
     async def _stop_serving(self) -> None:
@@ -87,11 +92,8 @@ class Forward:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def _call(self, awaitable):
-        async def wait():
-            return await awaitable
-
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(timeout=10)
+    def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10)
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -9,6 +9,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.device.process import BoardError, holds_within, run
@@ -65,7 +66,7 @@ class Network:
         """End what still runs in the namespaces and remove them; fine when they are gone."""
         for namespace in (self.workstation_namespace, self.board_namespace):
             if (NAMESPACES / namespace).exists():
-                if not holds_within(lambda namespace=namespace: not self._end_processes(namespace), timeout_s=10):
+                if not holds_within(partial(self._ended_processes, namespace), timeout_s=10):
                     raise BoardError(f"cannot remove the network namespace {namespace}: its processes do not end")
                 self._ip("netns", "delete", namespace)
 
@@ -74,12 +75,12 @@ class Network:
         names = (self.board_namespace, self.workstation_namespace)
         return [f"network namespace {name}" for name in names if (NAMESPACES / name).exists()]
 
-    def _end_processes(self, namespace: str) -> bool:
+    def _ended_processes(self, namespace: str) -> bool:
         found = run(["ip", "netns", "pids", namespace], doing=f"list the processes in {namespace}", check=False)
         for pid in found.stdout.split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-        return bool(found.stdout.split())
+        return not found.stdout.split()
 
     def _ip(self, *arguments: str) -> None:
         run(["ip", *arguments], doing=f"set up the network of board slot {self.slot}")

@@ -43,7 +43,7 @@ class ControlGroups:
 
     def pids(self) -> list[int]:
         """Every process in the groups; one that has ended and was not waited for does not count."""
-        found = set()
+        found: set[int] = set()
         for folder in self.folders():
             for path, _, _ in os.walk(folder):
                 with suppress(OSError):  # a group that was removed while we looked
@@ -75,7 +75,7 @@ class ControlGroups:
 
 def start(
     groups: ControlGroups, *, hostname: str, root: Path, nodes: Path, network: Path, log: Path
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """Start the board's systemd. Returns at once; the console goes to `log`."""
     nspawn = [
         "systemd-nspawn", "--boot", "--register=no", "--keep-unit", "--quiet",

@@ -239,7 +239,8 @@ def test_a_link_that_drops_during_a_change_says_where_to_look(bus_address: str, 
             await session.handshake()
             async for event in session.events():
                 assert event["event"] == "progress"
-                session._process.kill()
+                if session._process.returncode is None:
+                    session._process.kill()
 
     with pytest.raises(OperationError) as caught:
         agent.requests = []

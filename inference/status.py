@@ -160,11 +160,18 @@ def describe(
         },
         "first_invoke_done": supervision.first_invoke_done,
         "latency_ms": {key: round(supervision.latency_ms.get(key, 0.0), 3) for key in ("p50", "p95", "p99")},
+        "deadline_ms": _deadlines(supervision),
         "fps": round(tally.fps(now), 1),
         "required_fps": identity.frame_rate_fps,
         "page": identity.page,
         "events": [{"at": event.at, "kind": event.kind, "text": event.text} for event in tally.events],
     }
+
+
+def _deadlines(supervision: SupervisorState) -> dict[str, float]:
+    """When the CPU is asked as well, and when the preferred backend's worker is given up."""
+    preferred = supervision.backends.get(Backend.NPU) or supervision.backends.get(Backend.CPU) or {}
+    return {key: round(float(preferred.get(f"{key}_ms", 0.0)), 1) for key in ("soft", "hard")}
 
 
 def one_line(document: Mapping[str, Any]) -> str:

@@ -77,6 +77,7 @@ def test_page_bus_and_interface_file_tell_the_same(service: Service) -> None:
             page = await service.status()
             for key in ("state", "backend", "reason", "model", "accelerator", "required_backend"):
                 assert document[key] == page[key]
+            assert 0 < document["deadline_ms"]["soft"] < document["deadline_ms"]["hard"]
             assert await proxy.get_state() == "serving"
             assert await proxy.get_model() == f"{page['model']['name']} {page['model']['version']}"
             assert await proxy.get_frames() >= document["frames"]

@@ -44,7 +44,7 @@ def supervision(backend: Backend = Backend.NPU, reason: Reason = Reason.OK) -> S
         scheduling="fifo",
         message="",
         remedy="",
-        backends={},
+        backends={Backend.NPU: {"soft_ms": 30.0, "hard_ms": 200.04}},
     )
 
 
@@ -87,6 +87,7 @@ def test_the_document_has_every_key_of_the_interface() -> None:
         "contexts": 1,
     }
     assert document["fps"] == 0.5
+    assert document["deadline_ms"] == {"soft": 30.0, "hard": 200.0}
     assert one_line(document) == "no camera: cannot open camera replay:/x: gone; movenet 3"
     seeing = describe(IDENTITY, supervision(Backend.CPU, Reason.HUNG), CameraView("x", True), tally(), now=1.5)
     assert one_line(seeing) == "degraded on cpu (hung), 0 fps, p95 5.0 ms; movenet 3"

@@ -148,9 +148,8 @@ class _Run:
             committed = self._commit_happened()
         except OperationError as error:
             return self.stuck(error)
-        if committed:
-            self._put(committed=True)
-        else:
+        self._put(committed=committed)
+        if not committed:
             self._turn_back(self._interruption())
         return self.to_the_end()
 
@@ -200,7 +199,14 @@ class _Run:
             self._put_step(index, phase=Phase.DOING, memo=memo)
             self.save()
             step = self.record.steps[index]
-        self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
+        try:
+            self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
+        except OperationError as error:
+            if not self._is_committed_by(step):
+                raise
+            # It failed after its atomic effect. `do` reaches a state, so doing it again reaches what is left of it.
+            self.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: again after {error.message}", STEP=step.kind)
+            self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
 
     def _backward(self) -> None:
         volatile_is_gone = self.record.boot_id != self._clock.boot_id()
@@ -237,7 +243,8 @@ class _Run:
         return self.record
 
     def _commit_happened(self) -> bool:
-        return self.record.committed or any(self._is_committed_by(step) for step in self.record.steps)
+        """What the device says, whatever the journal says: a rename that was not synced is gone after a power cut."""
+        return any(self._is_committed_by(step) for step in self.record.steps)
 
     def _is_committed_by(self, step: StepRecord) -> bool:
         if step.phase is Phase.PENDING:

@@ -22,15 +22,13 @@ import pytest
 
 from inference import litert
 from inference.measure.placement import place
-from inference.prepare.calibrate import extremes
-from inference.prepare.graph import Activation, Kind, Layer, Net, Padding
-from inference.prepare.quantize import write_int8
 from inference.prepare.run import Kernels, Runner
+from inference.prepare.writer import write_float
 from tests.models import PREPARED
+from tests.networks import SIDE, pictures, small_model, small_net
 
 ROOT = Path(__file__).parents[2]
 ALL_OPERATORS = "ADD,CONV_2D,DEPTHWISE_CONV_2D,LOGISTIC,QUANTIZE,RESHAPE,RESIZE_BILINEAR"
-SIDE = 24
 
 
 @pytest.fixture(scope="session")
@@ -41,47 +39,6 @@ def library() -> Path:
     )
     assert done.returncode == 0, done.stderr
     return folder / "libsimnpu.so"
-
-
-def small_net(seed: int = 7) -> Net:
-    """Every operator the simulated NPU computes, both paddings, both strides and all three activations."""
-    draw = np.random.default_rng(seed)
-
-    def conv(out: str, source: str, channels: tuple[int, int], kernel: int, **options) -> Layer:
-        weights = draw.normal(0, 0.3, (channels[1], kernel, kernel, channels[0])).astype(np.float32)
-        bias = draw.normal(0, 0.2, channels[1]).astype(np.float32)
-        return Layer(Kind.CONV, out, (source,), weights, bias, **options)
-
-    def depthwise(out: str, source: str, channels: int, **options) -> Layer:
-        weights = draw.normal(0, 0.4, (1, 3, 3, channels)).astype(np.float32)
-        return Layer(
-            Kind.DEPTHWISE, out, (source,), weights, draw.normal(0, 0.2, channels).astype(np.float32), **options
-        )
-
-    first = conv("stem", "centred", (3, 8), 3, stride=2, activation=Activation.RELU6)
-    layers = (
-        Layer(Kind.SUBTRACT, "centred", ("image",), subtrahend=127.4),
-        Layer(first.kind, first.out, first.inputs, first.kernel / 128, first.bias, 2, activation=Activation.RELU6),
-        depthwise("wide", "stem", 8, activation=Activation.RELU),
-        conv("mixed", "wide", (8, 8), 1),
-        Layer(Kind.ADD, "sum", ("stem", "mixed")),
-        depthwise("half", "sum", 8, stride=2),
-        conv("valid", "half", (8, 6), 3, padding=Padding.VALID),
-        Layer(Kind.RESIZE, "large", ("valid",), size=(11, 9)),
-        conv("points", "large", (6, 5), 1),
-        Layer(Kind.SIGMOID, "scores", ("points",)),
-    )
-    return Net(layers, "image", {"scores": "scores", "features": "valid"}, (1, SIDE, SIDE, 3))
-
-
-def pictures(count: int = 6) -> list[np.ndarray]:
-    draw = np.random.default_rng(11)
-    return [draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for _ in range(count)]
-
-
-def small_model(*, per_channel: bool = True, seed: int = 7) -> bytes:
-    net = small_net(seed)
-    return write_int8(net, extremes(net, pictures), per_channel=per_channel)
 
 
 @pytest.fixture(scope="session")
@@ -151,8 +108,6 @@ def test_it_claims_no_more_nodes_than_its_limit(library, model):
 
 def test_it_says_why_it_refuses_an_operator(library, tmp_path):
     net, log = small_net(), tmp_path / "log"
-    from inference.prepare.writer import write_float
-
     file = tmp_path / "float.tflite"
     file.write_bytes(write_float(net))
     assert placement(library, file, ops="CONV_2D", log=str(log)).partitions == 0

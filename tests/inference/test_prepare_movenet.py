@@ -1,0 +1,86 @@
+"""MoveNet prepared from what `avocado-infer fetch` left: complete, repeatable, near float, and spoiled ones caught."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inference import litert
+from inference.cli import main
+from inference.model import load_centre_weight, load_golden_frame, load_model
+from inference.pose import decode_heads, golden_oks
+from tests import models
+
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "build" / "assets"
+HEADS = ("center", "regress", "heatmap", "offset")
+
+
+def prepare(out: Path, variant: str = "percentile") -> Path:
+    graph = str(ASSETS / "movenet-lightning.json")
+    assert main(["prepare", graph, "--target", "virtual", "--variant", variant, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (ASSETS / "movenet-lightning.json").exists():
+        pytest.skip("no weights and pictures: run `make model`")
+    return prepare(tmp_path_factory.mktemp("prepared") / "movenet-lightning")
+
+
+def golden_score(folder: Path) -> float:
+    model = load_model(folder)
+    backend = litert.prepare(model.file_for("cpu"), None, 1, model.document.input.name, HEADS, model.input_size)
+    heads = backend.infer(load_golden_frame(model)[None])
+    pose = decode_heads(*(heads[name] for name in HEADS), centre_weight=load_centre_weight(model))
+    return golden_oks(pose, np.array(model.golden_pose("cpu"), np.float32))
+
+
+def test_the_folder_loads_and_passes_its_own_golden_frame(prepared):
+    model = load_model(prepared)
+    assert (model.name, model.version, model.accelerators) == ("movenet-lightning", "4.1", ("cpu", "virtual"))
+    assert model.requirements.backend == "npu"
+    assert golden_score(prepared) > 0.999
+    pose = np.array(model.golden_pose("virtual"))
+    assert (pose[:, 2] > 0.3).all()
+
+
+def test_the_same_input_gives_the_same_bytes(prepared, tmp_path):
+    again = prepare(tmp_path / "movenet-lightning")
+    assert {p.name for p in again.iterdir()} == {p.name for p in prepared.iterdir()}
+    for path in again.iterdir():
+        assert path.read_bytes() == (prepared / path.name).read_bytes(), path.name
+
+
+def test_it_stays_near_the_float_model_on_pictures_it_never_saw(prepared):
+    accuracy = models.read(prepared)["accuracy"]
+    for accelerator in ("cpu", "virtual"):
+        assert accuracy[accelerator]["pictures"] >= 30
+        assert accuracy[accelerator]["distance_mean"] < 0.012
+
+
+def test_variants_are_two_versions_alike_in_nearly_every_byte(prepared, tmp_path):
+    other = prepare(tmp_path / "movenet-lightning", "minmax")
+    assert load_model(other).version == "4.0"
+    ours, theirs = (np.frombuffer((f / "cpu.tflite").read_bytes(), np.uint8) for f in (prepared, other))
+    assert ours.size == theirs.size
+    assert 0 < (ours != theirs).mean() < 0.01
+    assert golden_score(other) > 0.999
+
+
+def test_a_spoiled_model_loads_and_fails_only_its_golden_frame(prepared, tmp_path):
+    spoiled = models.spoil_model(prepared, tmp_path / "spoiled")
+    assert golden_score(spoiled) < 0.5 < load_model(spoiled).oks_min("cpu")
+
+
+def test_an_output_that_exists_is_replaced_whole(prepared, tmp_path):
+    out = tmp_path / "movenet-lightning"
+    shutil.copytree(prepared, out)
+    (out / "left-over.tflite").write_bytes(b"old")
+    prepare(out)
+    assert not (out / "left-over.tflite").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["movenet-lightning"]

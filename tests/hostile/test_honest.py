@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
-from tests.hostile.board import QUICK, Stage, image, later
+from tests.hostile.board import Stage, image, later
 from tests.hostile.server import Handler, Server
+
+SIZE = 700_000
 
 
 def fetch_all(stage: Stage, url: str, held: list = []) -> object:  # noqa: B006
@@ -23,17 +25,17 @@ def fetch_all(stage: Stage, url: str, held: list = []) -> object:  # noqa: B006
 
 
 def test_a_full_transfer_arrives_over_one_connection(stage: Stage, server: Server) -> None:
-    offered = stage.publish(image(1))
+    offered = stage.publish(image(1, SIZE))
     fetched = fetch_all(stage, server.url)
     wanted = offered.extensions[0]
     assert (fetched.way, fetched.base_image_id) == ("full", None)
-    assert stage.store.image(wanted.image_id).read_bytes() == image(1)
+    assert stage.store.image(wanted.image_id).read_bytes() == image(1, SIZE)
     assert not list((stage.state / "images").glob("*.p*")), "a part or its progress was left"
 
 
 def test_the_delta_whose_base_is_held_is_chosen_and_is_smaller(stage: Stage, server: Server) -> None:
-    stage.publish(image(1), bases=[image(0)])
-    held = stage.hold(image(0))
+    stage.publish(image(1, SIZE), bases=[image(0, SIZE)])
+    held = stage.hold(image(0, SIZE))
     source = stage.source(server.url)
     wanted = source.manifest().extensions[0]
     size, base = source.transfer_sizes(wanted, [held])
@@ -42,20 +44,20 @@ def test_the_delta_whose_base_is_held_is_chosen_and_is_smaller(stage: Stage, ser
     fetched = source.fetch(wanted, [held], lambda done, total: None)
     source.close()
     assert (fetched.way, fetched.base_image_id, fetched.moved_bytes, fetched.note) == ("delta", base, size, "")
-    assert size < 0.4 * len(image(1))
+    assert size < 0.4 * len(image(1, SIZE))
     assert source.moved_bytes() > size
-    assert stage.store.image(wanted.image_id).read_bytes() == image(1)
+    assert stage.store.image(wanted.image_id).read_bytes() == image(1, SIZE)
 
 
 def test_an_image_that_is_held_moves_nothing(stage: Stage, server: Server) -> None:
-    stage.publish(image(1))
-    stage.hold(image(1))
+    stage.publish(image(1, SIZE))
+    stage.hold(image(1, SIZE))
     fetched = fetch_all(stage, server.url)
     assert (fetched.way, fetched.moved_bytes) == ("held", 0)
 
 
 def test_a_unix_socket_serves_as_well(stage: Stage, server: Server, tmp_path: Path) -> None:
-    stage.publish(image(1))
+    stage.publish(image(1, SIZE))
     path = tmp_path / "receive.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -85,7 +87,7 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
 
 
 def test_a_cut_connection_goes_on_where_it_was(stage: Stage, server: Server) -> None:
-    stage.publish(image(1))
+    stage.publish(image(1, SIZE))
     cuts = []
 
     def cut_twice(handler: Handler, body: bytes) -> None:
@@ -108,7 +110,7 @@ def test_a_cut_connection_goes_on_where_it_was(stage: Stage, server: Server) -> 
     assert cuts == [None, "bytes=262144-"]
     assert server.asked[-1][1] == "bytes=524288-"
     assert fetched.way == "full"
-    assert fetched.moved_bytes < 1.3 * len(image(1))
+    assert fetched.moved_bytes < 1.3 * len(image(1, SIZE))
 
 
 def test_another_process_resumes_from_the_part_on_disk(stage: Stage, server: Server) -> None:
@@ -156,7 +158,7 @@ def test_a_part_that_lost_its_tail_in_a_power_cut_starts_over(stage: Stage, serv
 
 
 def test_a_second_refresh_fetches_only_the_timestamp(stage: Stage, server: Server) -> None:
-    stage.publish(image(1))
+    stage.publish(image(1, SIZE))
     stage.source(server.url).manifest()
     server.asked.clear()
     stage.source(server.url).manifest()
@@ -167,12 +169,8 @@ def test_a_second_refresh_fetches_only_the_timestamp(stage: Stage, server: Serve
 
 
 def test_a_newer_publication_replaces_an_older_one(stage: Stage, server: Server) -> None:
-    stage.publish(image(0))
+    stage.publish(image(0, SIZE))
     assert stage.source(server.url).manifest().built_at == "2026-11-01T10:00:00Z"
-    stage.publish(image(1), at=later(1), built_at="2026-11-02T10:00:00Z")
+    stage.publish(image(1, SIZE), at=later(1), built_at="2026-11-02T10:00:00Z")
     stage.clock = "2026-11-03T00:00:00Z"
     assert stage.source(server.url).manifest().built_at == "2026-11-02T10:00:00Z"
-
-
-def test_quick_limits_are_those_of_the_tests_only() -> None:
-    assert QUICK.window_s < 2

@@ -215,8 +215,15 @@ class Run:
             case Outcome.APPLIED:
                 return self._applied(record)
             case Outcome.REVERTED | Outcome.CANCELLED:
-                reason = [] if record.reason else ["reverted without a reason"]
-                return reason + self._differs(self.before[0], self.before[1], record, reverted=True)
+                return self._reason(record) + self._differs(self.before[0], self.before[1], record, reverted=True)
+
+    def _reason(self, record: ChangeRecord) -> list[str]:
+        if record.reason is None:
+            return ["reverted without a reason"]
+        lost = self.fault is NO_FAULT and self.blown and self.cuts[0][1] is not CutKind.KILL
+        if lost and record.reason.code is not ErrorCode.POWER_LOST:
+            return ["the record does not say that power was lost"]
+        return []
 
     def _applied(self, record: ChangeRecord) -> list[str]:
         boots = self.story.boots.id if self.story.boots else None

@@ -16,7 +16,7 @@ import pytest
 from inference.errors import InferenceError
 from inference.link import SupervisorLink
 from inference.policy import Backend, Phase, Reason
-from tests.inference.rig import MODEL, WAIT_S, Camera, Rig, marked_processes, no_process_left, open_descriptors
+from tests.inference.rig import MODEL, ROOT, WAIT_S, Camera, Rig, marked_processes, no_process_left, open_descriptors
 from tests.models import placeholder_model, read, sha256, write
 
 AT_FRAME = [
@@ -119,6 +119,20 @@ def test_a_device_that_is_unplugged_is_used_again_when_it_is_back(rig: Rig) -> N
             await back_on_npu(rig, link, camera)
 
     asyncio.run(scenario())
+
+
+def test_a_worker_that_cannot_be_killed_is_quarantined_and_the_npu_not_given_to_another(rig: Rig) -> None:
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse to make a process that SIGKILL does not end")
+    folder = rig.folder / "stuck"
+    folder.mkdir()
+    command = ["unshare", "--mount", sys.executable, "-m", "tests.inference.unkillable", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=50, check=True)
+    seen = json.loads(ended.stdout)
+    assert seen.pop("least_oks") > 0.9
+    expected = {"backend": "cpu", "quarantined": True, "stuck": ["D"], "more_workers": 0, "back": "serving"}
+    assert seen == expected
+    asyncio.run(no_process_left())
 
 
 @pytest.mark.parametrize("victim", ["npu", "cpu"])

@@ -25,14 +25,6 @@ STATE = "/var/lib/avocado"
 _MERGED_FOLDERS = {"sysext": "/var/lib/extensions", "confext": "/var/lib/confexts"}
 _SERVICES = ("systemd-sysext.service", "systemd-confext.service")
 _UNIT_FOLDERS = ("/usr/lib/systemd/system", "/lib/systemd/system")
-_RELOAD_DROP_IN = "/etc/systemd/system/systemd-sysext.service.d/10-avocado.conf"
-# EXTENSION_RELOAD_MANAGER= is looked up by the link's name in the merged tree, and falls back on the only release file
-# there. Links carry NN- for the merge order, so with two extensions nothing is found (ENOTUNIQ in systemd 257), and the
-# units that arrive by the merge would stay unknown.
-_RELOAD = b"""[Service]
-# Units of extensions are known, and avocadod is started, only after a reload.
-ExecStartPost=-/usr/bin/systemctl daemon-reload
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,6 @@ def provision(
         base.link(folder, f"{STATE}/active/{kind}")
     for service in _SERVICES:
         _enable(base, service)
-    base.write(_RELOAD_DROP_IN, _RELOAD)
     # Last: until here the board boots as it did before.
     base.link(f"{STATE}/active", f"runtimes/{manifest.id}")
     report.clear()

@@ -8,6 +8,7 @@ there. The part becomes an image only after its bytes were synced, read back and
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
@@ -37,7 +38,24 @@ class Base:
 
 
 def run_transfer(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
-    """Decode a transfer into `part`. Raises `hash-mismatch`, `delta-invalid`, `delta-wrong-base` or `fetch-*`."""
+    """Decode a transfer into `part`.
+
+    Raises `hash-mismatch`, `delta-invalid`, `delta-wrong-base`, `fetch-*`, or `no-space` with the part gone.
+    """
+    try:
+        _run(fetcher, transfer, base, part, progress)
+    except OSError as cause:
+        forget_transfer(part)
+        if cause.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OperationError(ErrorCode.INTERNAL, f"cannot write {part}: {cause.strerror}") from cause
+        raise OperationError(
+            ErrorCode.NO_SPACE,
+            f"cannot write {part}: {cause.strerror}",
+            f"Free {transfer.result_size_bytes} bytes on the file system of {part.parent}.",
+        ) from cause
+
+
+def _run(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
     memory = part.with_suffix(".progress")
     resume = load_progress(memory, transfer)
     run = _Run(fetcher, transfer, base, part, progress, memory)

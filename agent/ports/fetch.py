@@ -167,12 +167,12 @@ def _accept(response: http.client.HTTPResponse, url: str, limit: int, *, exact: 
         start, end, whole = (int(group) for group in match.groups())
         if start > offset or end != whole - 1 or end - start + 1 != length:
             raise _failed(url, f"the answer is bytes {start} to {end} of {whole}, {offset} onward was asked for")
+    if exact and whole != limit:
+        raise _failed(url, f"it is {whole} bytes, {limit} are signed")
     if whole > limit:
         raise OperationError(
             ErrorCode.FETCH_TOO_LARGE, f"cannot fetch {url}: it is {whole} bytes, at most {limit} are expected"
         )
-    if exact and whole != limit:
-        raise _failed(url, f"it is {whole} bytes, {limit} are signed")
     if offset > whole:
         raise _failed(url, f"it is {whole} bytes, {offset} onward was asked for")
     return length, offset - start
@@ -308,11 +308,11 @@ def _endpoint(
     if source.startswith("unix:/"):
         path = source.removeprefix("unix:")
         return lambda: _connected("localhost", _unix_socket(path, limits), limits), "", "unix:"
-    parts = urlsplit(source)
     try:
+        parts = urlsplit(source)
         host, port = parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
+        parts, host, port = urlsplit(""), None, None
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or "@" in parts.netloc:
         raise OperationError(
             ErrorCode.USAGE,

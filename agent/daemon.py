@@ -237,6 +237,7 @@ class Daemon:
             self.changes.record,
             inference,
             self._boot_problems,
+            busy=self.changes.busy,
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),
         )

@@ -162,10 +162,11 @@ class Observer:
         inference: Mapping[str, Any] | None,
         extra_problems: Iterable[Problem],
         *,
+        busy: bool,
         interval_s: float,
         now: str,
     ) -> StatusDocument:
-        """The status document. `inference` is what the pose service says of itself."""
+        """The status document. `inference` is what the pose service says of itself; `busy`: services may be down."""
         manifests, unreadable = self.disk.manifests()
         runtimes = self.disk.runtimes
         active, previous = runtimes.active(), runtimes.previous()
@@ -185,7 +186,7 @@ class Observer:
             *(_problem_of(error) for error in (*unreadable, *bad_images)),
             *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in extra_problems),
-            *service_problems(services, running=on_trial is not None),
+            *(() if busy else service_problems(services)),
         ]
         return {
             "schema": SCHEMA,
@@ -228,10 +229,8 @@ def last_npu(records: Iterable[ChangeRecord]) -> NpuFacts | None:
     return None
 
 
-def service_problems(services: Mapping[str, UnitState], *, running: bool) -> list[ProblemEntry]:
-    """Owned services that are not as they should be; while a change runs they may well be down."""
-    if running:
-        return []
+def service_problems(services: Mapping[str, UnitState]) -> list[ProblemEntry]:
+    """Owned services that are not as they should be."""
     return [
         {
             "code": "service-down",

@@ -115,11 +115,25 @@ def _read_release(kind: str, name: str) -> str:
     folder = _walk(root, _FOLDERS[kind])
     if folder is None:
         raise RefusedError(f"it has no {'/'.join(_FOLDERS[kind])}")
+    release = f"extension-release.{name}"
     entries = [entry for entry in os.listdir(folder) if entry.startswith("extension-release.")]  # noqa: PTH208
-    if entries != [f"extension-release.{name}"]:
-        found = ", ".join(sorted(entries)) or "none"
-        raise RefusedError(f"it must have exactly the release file extension-release.{name}, and has {found}")
-    return _read_file(folder, entries[0])
+    if release not in entries:
+        raise RefusedError(f"it has no release file {release}")
+    for entry in entries:
+        # systemd reads the file that has the link's name, NN- and all; it must not say something else than ours.
+        if entry != release and not _is_alias(folder, entry, release):
+            raise RefusedError(f"it has a second release file {entry}")
+    return _read_file(folder, release)
+
+
+def _is_alias(folder: int, entry: str, release: str) -> bool:
+    try:
+        target = os.readlink(entry, dir_fd=folder)
+    except OSError as cause:
+        if cause.errno == errno.EINVAL:  # no symbolic link
+            return False
+        raise
+    return target == release
 
 
 def _read_file(folder: int, name: str) -> str:

@@ -110,11 +110,12 @@ def run_show(args: argparse.Namespace) -> int:
 
 def render(record: dict[str, Any]) -> str:
     """One change as text for people."""
+    moves = any(step["kind"] == "activate" for step in record["steps"])
     lines = [
         f"Change     #{record['number']} {record['kind']}, asked for by {record['requested_by']}",
         f"From       {record['from_runtime'] or 'nothing'}",
         f"To         {record['to_runtime'] or 'nothing'}",
-        f"Outcome    {record['outcome']}{'' if record['committed'] else ', not committed'}",
+        f"Outcome    {record['outcome']}{', not committed' if moves and not record['committed'] else ''}",
         f"Time       {record['started_at']} to {record['ended_at'] or 'now'}",
     ]
     if record["reason"]:

@@ -202,6 +202,44 @@ def test_the_self_test_names_the_backend_that_serves(rig: Rig) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("hang", Reason.HUNG),
+        ("error", Reason.ERROR),
+        ("wrong", Reason.WRONG_RESULT),
+        ("crash", Reason.CRASHED),
+    ],
+)
+def test_a_fault_during_the_self_test_fails_it_with_the_reason(rig: Rig, mode: str, reason: Reason) -> None:
+    async def scenario() -> None:
+        # No frame and no periodic test: the self-test alone meets the fault.
+        async with rig.running(recovery={"golden_every_s": 60}) as link:
+            rig.inject(mode)
+            tested = await link.self_test()
+            assert (tested.passed, tested.backend, tested.reason) == (False, Backend.NPU, reason)
+            await back_on_npu(rig, link, Camera(link))
+
+    asyncio.run(scenario())
+
+
+def test_a_long_first_compile_is_waited_for_while_the_cpu_serves(rig: Rig) -> None:
+    async def scenario() -> None:
+        # Twelve times the hard deadline of a frame.
+        async with rig.running(wait=False, options={"warmup_ms": "3000"}) as link:
+            camera = Camera(link)
+            first = await camera.until(lambda answer: answer.backend is Backend.CPU)
+            assert first.reason is Reason.STARTING
+            assert not link.state.first_invoke_done
+            await camera.until(lambda answer: answer.backend is Backend.NPU)
+            await link.next_state()
+            assert link.state.first_invoke_done
+            assert link.state.restarts == 0
+            assert link.state.backends["npu"]["first_invoke_ms"] > 3000
+
+    asyncio.run(scenario())
+
+
 def spoiled_copy(folder: Path) -> Path:
     copy = folder / "model"
     copy.mkdir()

@@ -31,7 +31,7 @@ from agent.host.wheels import Wheels, build_wheels
 from agent.ports.process import run, run_checked
 
 # Raised when this module makes other bytes of the same inputs.
-_RECIPE = 1
+_RECIPE = 2
 _TIMEOUT_S = 600.0
 _CLUSTER_BYTES = 65536
 _PLAIN = r"\.tflite$"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import MAX_EXTENSIONS
 from agent.host.project import ExtensionPart, Project
 
 MODEL_FOLDER = "usr/share/avocado/model"
@@ -60,7 +61,22 @@ def lay_out(project: Project, name: str, part: ExtensionPart, root: Path) -> Non
         link.symlink_to(f"../{unit}")
     _refuse_foreign(root, name, part)
     for kind in part.types:
-        _write(root / _RELEASE_FOLDER[kind] / f"extension-release.{name}", _release(project, part, kind))
+        release = root / _RELEASE_FOLDER[kind] / f"extension-release.{name}"
+        _write(release, _release(project, part, kind))
+        if part.reload_manager:
+            _link_merge_names(release, name)
+
+
+def _link_merge_names(release: Path, name: str) -> None:
+    """Let systemd find the release under every name the image may be merged by.
+
+    Before a merge the xattr is enough, since an image holds one release. After it, systemd looks for
+    EXTENSION_RELOAD_MANAGER= in the merged /usr, where the releases of all images lie: under a name like
+    `95-<name>` it finds several, takes that for ambiguous and reloads nothing, and at boot no unit of an extension
+    would start (need_reload() in src/sysext/sysext.c, v257). It follows links; its search by xattr skips them.
+    """
+    for number in range(100 - MAX_EXTENSIONS, 100):
+        release.with_name(f"extension-release.{number:02d}-{name}").symlink_to(release.name)
 
 
 def _release(project: Project, part: ExtensionPart, kind: str) -> str:

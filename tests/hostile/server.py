@@ -25,6 +25,7 @@ class Server:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server_state: Server
 
     def log_message(self, *_: object) -> None:

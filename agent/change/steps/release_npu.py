@@ -37,6 +37,8 @@ class ReleaseNpu:
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """The nodes are free of us, and settled."""
         nodes = inputs["nodes"]
+        if not memo["units"]:
+            return  # nobody was stopped, so whoever holds the NPU may keep it
         if not nodes:
             report.warn("skipped: no service has said yet which device nodes the NPU has")
             return

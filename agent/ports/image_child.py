@@ -79,12 +79,17 @@ def _mount_image(image: str) -> None:
 
 
 def _file_system(descriptor: int) -> str:
-    head = os.pread(descriptor, 1028, 0)
+    head = os.pread(descriptor, 1152, 0)
     if head[:4] == b"hsqs":
-        return "squashfs"
-    if head[1024:1028] == struct.pack("<I", 0xE0F5E1E2):
-        return "erofs"
-    raise RefusedError("it is neither EROFS nor squashfs")
+        name, size = "squashfs", struct.unpack_from("<Q", head, 40)[0]
+    elif len(head) == 1152 and head[1024:1028] == struct.pack("<I", 0xE0F5E1E2):
+        name, size = "erofs", struct.unpack_from("<I", head, 1024 + 36)[0] << min(head[1024 + 12], 16)
+    else:
+        raise RefusedError("it is neither EROFS nor squashfs")
+    # The kernel mounts an image that was cut off, and finds out when somebody reads what is missing.
+    if os.fstat(descriptor).st_size < size:
+        raise RefusedError(f"it is cut off: {os.fstat(descriptor).st_size} of {size} bytes")
+    return name
 
 
 def _attach(descriptor: int) -> tuple[int, str]:

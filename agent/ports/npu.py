@@ -1,7 +1,8 @@
 """Who holds the accelerator: every process that has one of its device nodes open or mapped.
 
 Nodes are compared by path, since two nodes can share a device number (a simulated NPU is a null device). A process that
-ends while it is looked at holds nothing. Processes are only looked at, never signalled.
+ends while it is looked at holds nothing. One that may not be looked into (a container's protected init) is passed over
+unless it is ours: "nobody holds it" must not be said of ourselves unseen. Processes are never signalled.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Holder
 
 PROC = Path("/proc")
@@ -31,6 +33,8 @@ class ProcNpu:
                 found += [_describe(process, wanted[path], units) for path in sorted(held)]
             except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
                 continue
+            except PermissionError as cause:
+                _refuse_ours(process, units, cause)
         return found
 
     def _processes(self) -> Iterator[Path]:
@@ -54,6 +58,19 @@ def _held(process: Path, paths: frozenset[str]) -> set[str]:
             if len(fields) == 6 and fields[5] in paths:
                 held.add(fields[5])
     return held
+
+
+def _refuse_ours(process: Path, units: Sequence[str], cause: PermissionError) -> None:
+    try:
+        unit = _unit_of((process / "cgroup").read_text(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    if unit in units:
+        raise OperationError(
+            ErrorCode.NPU_BUSY,
+            f"cannot tell whether pid {process.name} of {unit} holds the NPU: {cause.strerror}",
+            "Let avocadod keep CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.",
+        ) from cause
 
 
 def _describe(process: Path, node: str, units: Sequence[str]) -> Holder:

@@ -59,13 +59,13 @@ test-long: setup model ## the campaigns: power cuts, kills, soaks
 	$(PY) -m pytest -m long --timeout 3600
 
 board: ## build and boot the virtual board
-	python3 -m tests.device.board up
+	@python3 -m tests.device.board up
 
 board-ssh: ## a shell on the virtual board
-	python3 -m tests.device.board ssh
+	@python3 -m tests.device.board ssh
 
 board-down: ## stop the virtual board and take everything it made away
-	python3 -m tests.device.board down
+	@python3 -m tests.device.board down
 
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
@@ -82,7 +82,7 @@ format: $(SETUP) ## let ruff format the tree
 	$(PY) -m ruff check --fix .
 
 clean: ## remove what was built here (the cache stays)
-	if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
+	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
 .PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback format clean

@@ -52,15 +52,17 @@ class Disk:
 
     def mount(self) -> None:
         """Mount the root file system; fine when it is mounted."""
+        self.mount_pool()
+        _mount_image(self._image, self.root)
+
+    def mount_pool(self) -> None:
+        """Mount the file system that holds the disk; fine when it is mounted."""
         # nspawn before 253 keeps the host's mounts, hidden below the board's root, as long as the board runs. A shared
         # mount hands them our unmounting; otherwise each board would hold the disks of all that were there before it.
         if not is_mounted(self.folder):
             run(["mount", "--bind", str(self.folder), str(self.folder)], doing=f"prepare {self.folder}")
         run(["mount", "--make-shared", str(self.folder)], doing=f"prepare {self.folder}")
-        for source, point in ((self._pool_image, self._pool), (self._image, self.root)):
-            point.mkdir(exist_ok=True)
-            if not is_mounted(point):
-                run(["mount", "-o", "loop", str(source), str(point)], doing=f"mount {source}")
+        _mount_image(self._pool_image, self._pool)
 
     def sync(self) -> None:
         """Let everything that was written so far survive a power cut."""
@@ -119,9 +121,8 @@ def make_template(tarball: Path, template: Path, work: Path) -> None:
     work.mkdir(parents=True)
     run(["truncate", "-s", POOL_SIZE, str(disk._pool_image)], doing="make the pool")
     run(["mkfs.btrfs", "-q", "-m", "single", str(disk._pool_image)], doing="make the pool's file system")
-    disk._pool.mkdir()
-    run(["mount", "-o", "loop", str(disk._pool_image), str(disk._pool)], doing="mount the pool")
     try:
+        disk.mount_pool()
         run(["truncate", "-s", DISK_SIZE, str(disk._image)], doing="make the disk")
         run(["mkfs.ext4", "-q", "-m", "0", "-J", "size=32", str(disk._image)], doing="make the disk's file system")
         disk.mount()
@@ -141,6 +142,21 @@ def remove_folder(folder: Path) -> None:
         raise BoardError(f"cannot remove {folder}: {mounts_below(folder)[0]} is still mounted")
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def _mount_image(source: Path, point: Path) -> None:
+    if is_mounted(point):
+        return
+    point.mkdir(exist_ok=True)
+    mount = ["mount", "-o", "loop", str(source), str(point)]
+    doing = f"mount {source}"
+
+    def decided() -> bool:
+        # Loop devices are the whole host's: systemd in a board may remove the one that mount has just found free.
+        return run(mount, doing=doing, check=False).returncode == 0 or not source.exists()
+
+    if not holds_within(decided, timeout_s=5) or not is_mounted(point):
+        run(mount, doing=doing)
 
 
 def _unmounted(point: Path) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.device.process import run
+from tests.device.process import BoardError, holds_within, run
 from tests.device.progress import step
 
 TOOLS = {
@@ -84,9 +84,18 @@ def mounts_below(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, timeout_s: float = 300) -> Iterator[None]:
     """Hold an exclusive lock on `path` among all processes of this host."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not holds_within(taken, timeout_s):
+            raise BoardError(f"cannot go on: another process has held {path} for {timeout_s:g} s")
         yield

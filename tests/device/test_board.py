@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import pytest
 
 from tests.device import slots
 from tests.device.board import TREE, Board
-from tests.device.host import mounts
+from tests.device.disk import Disk, make_template
+from tests.device.host import mounts_below
 from tests.device.process import BoardError
-from tests.device.rootfs import board_python
+from tests.device.rootfs import board_python, tarball
 
 pytestmark = pytest.mark.device
 
@@ -98,6 +100,7 @@ def test_it_reboots(board: Board) -> None:
     assert board.reboot() == "running"
     after = board.exec(["cat", "/proc/sys/kernel/random/boot_id", "/etc/machine-id"]).stdout.split()
     journal = board.exec(["journalctl", "--list-boots", "--no-pager", "--quiet"]).stdout.splitlines()
+    assert before[0] != after[0]
     assert before[1] == after[1]
     assert len(journal) == 2
 
@@ -176,7 +179,11 @@ def test_a_destroyed_board_leaves_the_host_as_it_was(new_board: Callable[[], Boa
     }
     board.destroy()
     assert board.traces() == []
-    assert not any(slots.WORK / str(board.slot.number) in point.parents for point, _, _ in mounts())
+    # Once more in the words of the system's own tools.
+    for line in (["mount"], ["losetup", "--all"], ["ip", "netns", "list"], ["find", "/sys/fs/cgroup", "-name", "avb*"]):
+        listing = subprocess.run(line, capture_output=True, text=True, timeout=20, check=True).stdout
+        assert f"{slots.WORK}/{board.slot.number}/" not in listing
+        assert not re.search(rf"\bavb{board.slot.number}(ws)?\b", listing)
     assert not board.access.folder.exists()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(way.url, timeout=5)
@@ -203,6 +210,15 @@ sys.stdin.read()
     assert abandoned.traces() == []
     assert Board.find(abandoned.name) is None
     assert not abandoned.access.folder.exists()
+
+
+def test_a_prepared_disk_is_made_from_the_tarball_and_nothing_stays_mounted(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    make_template(tarball(), tmp_path / "disk.pool", work)
+    assert mounts_below(work) == []
+    assert Disk(work).loop_devices() == []
+    made = (tmp_path / "disk.pool").stat()
+    assert made.st_blocks * 512 < 600e6 < made.st_size, "it is sparse"
 
 
 def test_the_boards_python_compiles_bytecode_on_the_host(tmp_path: Path) -> None:

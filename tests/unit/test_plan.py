@@ -1,0 +1,250 @@
+"""What is observed and wanted becomes a list of steps, or one refusal that says what and what to type next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Manifest
+from agent.extensions import Kind, MergedSet
+from agent.health import InferenceState, UnitState
+from agent.plan import SPARE_BYTES, ChangeKind, NpuFacts, Observed, StepSpec, Wanted, plan_change
+from tests.change.sets import OS_RELEASE, releases, runtime, with_keys
+
+R0 = runtime("0", pose_model="0")
+R1 = runtime("1")
+R2 = runtime("2", pose_model="2")
+AGENT = runtime("3", avocado_agent="3")
+POSE = UnitState("pose.service", "loaded", "active", "running", "success", 100, 0)
+INFERENCE = InferenceState("serving", "npu", "ok", "npu", "movenet 1", 99, True, True, ("/dev/simnpu0",), 0.2, 1)
+WHOLE = [
+    "fetch_images",
+    "stage_runtime",
+    "stop_services",
+    "release_npu",
+    "switch_overlay",
+    "reload",
+    "start_services",
+    "confirm_health",
+    "activate",
+    "prune",
+]
+VOLATILE = ["stop_services", "release_npu", "switch_overlay", "reload", "start_services", "confirm_health"]
+
+
+def links(manifest: Manifest) -> MergedSet:
+    names: dict[Kind, list[str]] = {kind: [] for kind in Kind}
+    for extension in manifest.extensions:
+        for kind in extension.types:
+            names[Kind(kind)].append(manifest.link_name(extension).removesuffix(".raw"))
+    return MergedSet({kind: tuple(sorted(found)) for kind, found in names.items()})
+
+
+def board(active: Manifest | None = R1, *others: Manifest, **changed: Any) -> Observed:
+    staged = [manifest for manifest in (active, *others) if manifest]
+    observed = Observed(
+        target="virtual",
+        arch="x86_64",
+        python="3.13",
+        agent_version="1.2.0",
+        os_release=OS_RELEASE,
+        active=active.id if active else None,
+        previous=others[0].id if others else None,
+        runtimes={manifest.id: manifest for manifest in staged},
+        images={e.image_id: e.size_bytes for m in staged for e in m.extensions},
+        releases=releases(*staged),
+        merged=links(active) if active else MergedSet({}),
+        services={"pose.service": POSE} if active else {},
+        free_bytes=1 << 40,
+        inference=INFERENCE if active else None,
+    )
+    return replace(observed, **changed)
+
+
+def deploy(manifest: Manifest) -> Wanted:
+    return Wanted(ChangeKind.DEPLOY, manifest, source="http://host/")
+
+
+def step(steps: list[StepSpec], kind: str) -> dict[str, Any]:
+    return next(spec.inputs for spec in steps if spec.kind == kind)
+
+
+def names(images: list[dict[str, Any]]) -> list[str]:
+    return [image["name"] for image in images]
+
+
+KINDS = [
+    ("a deploy", board(R1, R0), deploy(R2), WHOLE),
+    ("a first deploy", board(None), deploy(R1), WHOLE),
+    ("a rollback", board(R2, R1), Wanted(ChangeKind.ROLLBACK, R1), WHOLE),
+    ("an activation", board(R1, R2), Wanted(ChangeKind.ACTIVATE, R2), WHOLE),
+    ("a deploy of what already runs", board(R1), deploy(R1), []),
+    ("a merge of what is merged", board(R1), Wanted(ChangeKind.MERGE, None), []),
+    ("a merge", board(R1, merged=MergedSet({})), Wanted(ChangeKind.MERGE, None), VOLATILE),
+    ("a refresh", board(R1), Wanted(ChangeKind.REFRESH, None), VOLATILE),
+    ("an unmerge", board(R1), Wanted(ChangeKind.UNMERGE, None), VOLATILE[:4]),
+    ("an unmerge of nothing", board(R1, merged=MergedSet({})), Wanted(ChangeKind.UNMERGE, None), []),
+    ("a deploy that repairs a lost image", board(R1, images={}), deploy(R1), [*WHOLE[:2], *VOLATILE[2:]]),
+]
+
+
+@pytest.mark.parametrize(("observed", "wanted", "kinds"), [case[1:] for case in KINDS], ids=[case[0] for case in KINDS])
+def test_the_plan_is_this_list(observed: Observed, wanted: Wanted, kinds: list[str]) -> None:
+    assert [spec.kind for spec in plan_change(observed, wanted)] == kinds
+
+
+def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:
+    steps = plan_change(board(R1), deploy(R2))
+    stop, start = step(steps, "stop_services"), step(steps, "start_services")
+    assert stop["units"] == ["pose.service"]
+    assert names(stop["leaving"]) == names(stop["images"]) == ["pose-model"]
+    assert (stop["leaving"][0]["version"], stop["images"][0]["version"]) == ("1", "2")
+    assert start["stay_stopped"] == []
+    assert names(step(steps, "fetch_images")["extensions"]) == [e.name for e in R2.extensions]
+    assert names(step(steps, "fetch_images")["held"]) == [e.name for e in R1.extensions]
+
+
+def test_the_switch_names_both_sets() -> None:
+    overlay = step(plan_change(board(R1), deploy(R2)), "switch_overlay")
+    assert (overlay["from"], overlay["to"]) == (R1.id, R2.id)
+    assert overlay["to_names"]["confext"] == ["99-pose-config"]
+    assert overlay["to_names"]["sysext"] == ["95-avocado-agent", "96-npu-virtual", "97-pose-app", "98-pose-model"]
+
+
+def test_the_agent_is_never_among_the_units() -> None:
+    steps = plan_change(board(R1), deploy(AGENT))
+    assert names(step(steps, "stop_services")["images"]) == ["avocado-agent"]
+    assert step(steps, "stop_services")["units"] == step(steps, "start_services")["units"] == []
+
+
+def test_a_service_that_somebody_stopped_stays_stopped() -> None:
+    stopped = {"pose.service": replace(POSE, active="inactive", sub="dead", main_pid=0)}
+    assert step(plan_change(board(R1, services=stopped), deploy(R2)), "start_services")["stay_stopped"] == [
+        "pose.service"
+    ]
+
+
+@pytest.mark.parametrize("active", ["failed", "activating"])
+def test_a_service_that_fails_is_one_that_somebody_wants(active: str) -> None:
+    services = {"pose.service": replace(POSE, active=active)}
+    assert step(plan_change(board(R1, services=services), deploy(R2)), "start_services")["stay_stopped"] == []
+
+
+def test_after_a_stuck_change_a_stopped_service_is_no_wish() -> None:
+    services = {"pose.service": replace(POSE, active="inactive")}
+    observed = board(R1, services=services, after_stuck=True)
+    assert step(plan_change(observed, deploy(R2)), "start_services")["stay_stopped"] == []
+
+
+def test_the_npu_is_as_the_service_describes_it_or_as_the_last_change_knew_it() -> None:
+    assert step(plan_change(board(R1), deploy(R2)), "release_npu")["nodes"] == ["/dev/simnpu0"]
+    known = board(R1, inference=None, last_npu=NpuFacts(("/dev/galcore",), 1.5, 1))
+    assert step(plan_change(known, deploy(R2)), "release_npu")["settle_s"] == 1.5
+    assert step(plan_change(board(R1, inference=None), deploy(R2)), "release_npu")["nodes"] == []
+
+
+def test_where_space_is_short_the_unused_goes_first() -> None:
+    old = with_keys(runtime("9", pose_app="9", pose_model="9"), target="virtual")
+    observed = board(R1, R0, old, free_bytes=SPARE_BYTES - 500)
+    steps = plan_change(observed, deploy(R2))
+    assert [spec.kind for spec in steps] == ["prune", *WHOLE]
+    assert steps[0].inputs["keep"] == [R1.id, R0.id, R2.id]
+
+
+def test_no_space_even_without_the_unused_is_refused() -> None:
+    with pytest.raises(OperationError) as caught:
+        plan_change(board(R1, free_bytes=1000), deploy(R2))
+    assert caught.value.code is ErrorCode.NO_SPACE
+    assert caught.value.message == (
+        "cannot deploy runtime npu-pose 2: it needs 17 MiB, and 1 MiB are free with everything unused removed"
+    )
+    assert caught.value.facts["needed_bytes"] == SPARE_BYTES + 1000
+
+
+def test_a_rollback_to_what_is_on_the_disk_needs_no_space() -> None:
+    assert plan_change(board(R2, R1, free_bytes=0), Wanted(ChangeKind.ROLLBACK, R1))
+
+
+REFUSED = [
+    (
+        {"target": "imx8mp"},
+        ErrorCode.WRONG_TARGET,
+        "cannot deploy runtime npu-pose 2: it is for target imx8mp, this board is virtual",
+        "Build it for this board: 'avocadoctl build --target virtual'.",
+    ),
+    (
+        {"arch": "aarch64"},
+        ErrorCode.WRONG_TARGET,
+        "cannot deploy runtime npu-pose 2: it is for aarch64, this board is x86_64",
+        "",
+    ),
+    (
+        {"requires": {"python": "3.11"}},
+        ErrorCode.REQUIREMENT_UNMET,
+        "cannot deploy runtime npu-pose 2: it needs Python 3.11, this board has 3.13",
+        "Build it for Python 3.13: set it in the target's file.",
+    ),
+    (
+        {"requires": {"agent": "1.10"}},
+        ErrorCode.REQUIREMENT_UNMET,
+        "cannot deploy runtime npu-pose 2: it needs agent 1.10, this board runs 1.2.0",
+        "Deploy a runtime that only updates the avocado-agent extension first.",
+    ),
+    (
+        {"requires": {"os": {"VERSION_ID": "12"}}},
+        ErrorCode.REQUIREMENT_UNMET,
+        "cannot deploy runtime npu-pose 2: it needs VERSION_ID=12, this board has VERSION_ID=13",
+        "Build it for the operating system of this board.",
+    ),
+    (
+        {"os_bundle": {"image_id": "x"}},
+        ErrorCode.UNSUPPORTED,
+        "cannot deploy runtime npu-pose 2: it brings an OS bundle, and this agent does not update the operating system",
+        "Build the runtime without 'os_bundle' and update the OS with its own tool.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "code", "message", "remedy"), REFUSED)
+def test_what_this_board_cannot_run_is_refused_before_anything_moves(
+    keys: dict[str, Any], code: ErrorCode, message: str, remedy: str
+) -> None:
+    with pytest.raises(OperationError) as caught:
+        plan_change(board(R1), deploy(with_keys(R2, **keys)))
+    assert (caught.value.code, caught.value.message, caught.value.remedy) == (code, message, remedy)
+
+
+def test_requirements_that_are_met_are_no_obstacle() -> None:
+    met = {"python": "3.13", "agent": "1.2", "os": {"ID": "debian"}}
+    assert plan_change(board(R1), deploy(with_keys(R2, requires=met)))
+
+
+def test_an_image_on_the_board_that_systemd_would_ignore_is_refused() -> None:
+    known = releases(R1, R2)
+    for keys in known[R2.extensions[1].image_id].values():
+        keys["VERSION_ID"] = "99"
+    with pytest.raises(OperationError) as caught:
+        plan_change(board(R1, R2, releases=known), Wanted(ChangeKind.ACTIVATE, R2))
+    assert caught.value.code is ErrorCode.INCOMPATIBLE
+    assert caught.value.message == (
+        "cannot activate runtime npu-pose 2: systemd would ignore extension pose-model 2: "
+        "VERSION_ID=99, the board is 13"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ChangeKind.MERGE, "cannot merge the extensions: no runtime is active"),
+        (ChangeKind.REFRESH, "cannot refresh the extensions: no runtime is active"),
+        (ChangeKind.ROLLBACK, "cannot roll back to a runtime: there is none to change to"),
+    ],
+)
+def test_with_no_runtime_there_is_nothing_to_change_to(kind: ChangeKind, message: str) -> None:
+    with pytest.raises(OperationError) as caught:
+        plan_change(board(None), Wanted(kind, None))
+    assert (caught.value.code, caught.value.message) == (ErrorCode.NOT_FOUND, message)
+    assert caught.value.remedy

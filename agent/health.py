@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Backend reasons that a retry does not cure; the others (busy, hung, crashed ...) get the NPU's time.
-HOPELESS = frozenset({"wrong-result", "no-npu", "quarantined"})
+HOPELESS = frozenset({"wrong-result", "bad-model", "refused", "no-npu", "quarantined"})
 
 
 @dataclass(frozen=True, slots=True)

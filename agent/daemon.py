@@ -3,7 +3,7 @@
 One event loop owns the connection to the bus. A change runs in a thread of its own and asks the adapters, which hand
 their calls back to the loop; the status is gathered in another. At start: what an earlier start left running is
 finished or reverted, trial mounts are taken away, and the other half of the boot's merge is done; until then a request
-for a change is refused. At the end a running change is left as its journal has it, and the next start decides.
+for a change waits. At the end a running change is left as its journal has it, and the next start decides.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Daemon:
                 part.cancel()
 
     async def _start(self) -> None:
-        await self.changes.exclusively("the agent's start", self._finish_and_boot)
+        await self.changes.start_with(self._finish_and_boot)
         notify(STATUS="Ready")
         self._status.touch()
 
@@ -257,7 +257,7 @@ class Daemon:
                 f"cannot remove runtime {runtime}: it is not on this board",
                 "avocadoctl runtime list",
             )
-        await self.changes.exclusively(f"the removal of runtime {runtime}", lambda _: runtimes.remove(runtime))
+        await self.changes.exclusively(f"the removal of runtime {runtime}", lambda: runtimes.remove(runtime))
         self._status.touch()
 
     async def _gone(self) -> None:

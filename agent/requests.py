@@ -7,6 +7,7 @@ the caller gets its first record, and everything after that is news to whoever l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from agent.plan import ChangeKind, Observed, Wanted, plan_change, shown_runtime
 from agent.ports.protocols import Source
 
 _LOG = logging.getLogger("avocado.requests")
+_START_PATIENCE_S = 300.0
 
 Listener = Callable[[ChangeRecord], None]
 
@@ -141,6 +143,7 @@ class Changes:
         self._listener = listener
         self._busy = ""
         self._thread: threading.Thread | None = None
+        self._opened = asyncio.Event()
         self.record: ChangeRecord | None = None  # the running one, else the last
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -157,6 +160,7 @@ class Changes:
 
     async def begin(self, ask: Ask) -> ChangeRecord:
         """Plan and start a change, and give its first record. Raises `change-running`, or why the plan refuses."""
+        await self._open()
         first: asyncio.Future[ChangeRecord] = asyncio.get_running_loop().create_future()
         tell = self._teller(first)
 
@@ -173,10 +177,21 @@ class Changes:
         job.add_done_callback(self._check)
         return first.result()
 
-    async def exclusively(self, what: str, work: Callable[[Listener], None]) -> None:
-        """Run something else that must not meet a change. Raises `change-running`, and what it raises."""
+    async def start_with(self, work: Callable[[Listener], None]) -> None:
+        """What the agent has to finish before it takes requests; until then they wait. Raises what it raises."""
         tell = self._teller(None)
-        await self._start(what, lambda: work(tell))
+        await self._start("the agent's start", lambda: work(tell))
+        self._opened.set()
+
+    async def exclusively(self, what: str, work: Callable[[], None]) -> None:
+        """Run something that must not meet a change. Raises `change-running`, and what it raises."""
+        await self._open()
+        await self._start(what, work)
+
+    async def _open(self) -> None:
+        # A board that has just booted is no reason to refuse a deploy.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._opened.wait(), _START_PATIENCE_S)
 
     def cancel(self, number: int) -> None:
         """The running change is asked to stop. Raises `unsupported` once the switch has begun."""

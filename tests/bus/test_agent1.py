@@ -68,7 +68,7 @@ class Rig:
             while True:
                 if self.process.poll() is not None:
                     raise AssertionError((self.folder / "log").read_text())
-                # Until the start is finished, a change is refused as one that meets another; then, for want of one.
+                # Answered only when the start is finished, and then refused for want of a runtime.
                 reply = await self.ask("Refresh")
                 if reply.error_name == "org.avocado.Error.NotFound":
                     return

@@ -113,7 +113,7 @@ def judge(samples: Sequence[Sample], policy: HealthPolicy, *, expect_inference: 
     if any(s.inference and s.inference.first_invoke_done for s in samples):
         return _after_first_invoke(samples, inference, policy)
     if _lasting(samples, policy.hopeless_s, _has_no_backend):
-        return _unhealthy(f"no backend can run model {inference.model} ({inference.reason})")
+        return _unhealthy(_off_required(inference))
     why = f"model {inference.model} gave no first answer ({inference.reason})"
     return _until(samples, samples[0].at_s, policy.first_invoke_s, why)
 
@@ -165,7 +165,7 @@ def _without_inference(samples: Sequence[Sample], policy: HealthPolicy, expected
 def _after_first_invoke(samples: Sequence[Sample], now: InferenceState, policy: HealthPolicy) -> Verdict:
     begin = next(s for s in samples if s.inference and s.inference.first_invoke_done)
     if not _on_required(now):
-        why = f"model {now.model} requires the NPU, but the backend is {now.backend} ({now.reason})"
+        why = _off_required(now)
         if _lasting(samples, policy.hopeless_s, _is_hopeless):
             return _unhealthy(why)
         return _until(samples, begin.at_s, policy.npu_s, why)
@@ -201,6 +201,12 @@ def _unmet(
 
 def _satisfies(backend: str, inference: InferenceState) -> bool:
     return backend == "npu" if inference.required_backend == "npu" else backend != "none"
+
+
+def _off_required(inference: InferenceState) -> str:
+    if inference.backend == "none":
+        return f"no backend can run model {inference.model} ({inference.reason})"
+    return f"model {inference.model} requires the NPU, but the backend is {inference.backend} ({inference.reason})"
 
 
 def _on_required(inference: InferenceState) -> bool:

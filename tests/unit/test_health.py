@@ -122,6 +122,12 @@ INFERENCE = [
         POLICY.hopeless_s,
     ),
     (
+        "no backend answers after the first one failed",
+        lambda t: replace(SERVING, backend="none", reason="crashed", required_backend="any"),
+        "no backend can run model movenet 2 (crashed) after 30 s",
+        POLICY.npu_s,
+    ),
+    (
         "nobody is on the bus",
         lambda t: None,
         "the pose service does not answer on the bus after 30 s",

@@ -22,7 +22,7 @@ from tests.device.host import mounts_below
 from tests.device.process import BoardError
 from tests.device.rootfs import board_python, tarball
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("boards_made")]
 
 
 def test_it_runs_a_whole_systemd_with_no_failed_unit(board: Board) -> None:

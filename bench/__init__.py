@@ -1,0 +1,1 @@
+"""Benchmarks: each a program that prints a table and writes build/bench/NAME.json."""

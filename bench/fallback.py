@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class Figures:
     unanswered: int
     wrong_poses: int
     healthy_workers_killed: int
+    killed_for: str
     inference_p50: float
     fallback_p50: float
     fallback_p95: float
@@ -89,7 +91,7 @@ class Bench:
         self.link.settimeout(15)
         self.link.send(pack_note(orders_for(load_accelerator("virtual", overrides), model_dir).as_dict()))
         self.backend = Backend.NONE
-        self.reasons: dict[str, int] = {}
+        self.killed: Counter[str] = Counter()
         self.sequence = 0
 
     def inject(self, mode: str) -> None:
@@ -139,8 +141,7 @@ class Bench:
         self.until_npu(0.002)
         asked = unanswered = wrong = 0
         fallbacks: list[float] = []
-        restarts = self._count("hung")
-        others = sum(self.reasons.values()) - restarts
+        before = Counter(self.killed)
         while len(fallbacks) < count:
             self.inject("hang")
             reply, taken_ms, right = self.frame()
@@ -154,15 +155,14 @@ class Bench:
             asked += self.until_npu(max(pace_s, 0.001))
             time.sleep(pace_s)
         ordered = sorted(fallbacks)
+        killed = self.killed - before
         return Figures(
             hangs=count,
             frames=asked,
             unanswered=unanswered,
             wrong_poses=wrong,
-            healthy_workers_killed=max(0, self._count("hung") - restarts - count)
-            + sum(self.reasons.values())
-            - self._count("hung")
-            - others,
+            healthy_workers_killed=sum(killed.values()) - count,
+            killed_for=" ".join(f"{reason}:{times}" for reason, times in sorted(killed.items())),
             inference_p50=round(inference_ms, 3),
             fallback_p50=_part(ordered, 0.50),
             fallback_p95=_part(ordered, 0.95),
@@ -178,9 +178,6 @@ class Bench:
         self.process.wait(5)
         self.ring.close()
 
-    def _count(self, reason: str) -> int:
-        return self.reasons.get(reason, 0)
-
     def _reply(self, sequence: int) -> Reply | None:
         while True:
             raw = self.link.recv(NOTE_LIMIT)
@@ -191,7 +188,7 @@ class Bench:
                 continue
             note = unpack_note(raw)
             if note["event"] == "log" and note["phase"] == "ending":
-                self.reasons[note["reason"]] = self.reasons.get(note["reason"], 0) + 1
+                self.killed[note["reason"]] += 1
             if note["event"] == "refused" and note["sequence"] == sequence:
                 return None
 
@@ -218,9 +215,9 @@ def main() -> int:
     figures = {"saturated": asdict(saturated), "paced_30_fps": asdict(paced), "soft_ms": SOFT_MS}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
-    print(f"{'':24}{'back to back':>14}{'30 fps':>14}")
+    print(f"{'':24}{'back to back':>18}{'30 fps':>18}")
     for name, value in asdict(saturated).items():
-        print(f"{name:24}{value:>14}{asdict(paced)[name]:>14}")
+        print(f"{name:24}{value:>18}{asdict(paced)[name]:>18}")
     clean = all(load.unanswered == load.wrong_poses == load.healthy_workers_killed == 0 for load in (saturated, paced))
     kept = saturated.fallback_p99 <= saturated.limit and paced.fallback_p95 <= paced.limit
     return 0 if clean and kept else 1

@@ -15,6 +15,7 @@ from typing import Any
 from inference.deadlines import Latencies, first_invoke_s
 from inference.launcher import Launcher
 from inference.orders import LaneOrder
+from inference.outcomes import Late, Lost, Outcome, Posed, Tested
 from inference.policy import (
     Action,
     Answered,
@@ -37,42 +38,7 @@ from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, kind_of, un
 
 # A zygote imports the runtime first, which a cold, busy board does in seconds.
 _LAUNCH_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Posed:
-    """A pose came, in time or late."""
-
-    sequence: int
-    pose: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """The frame missed its soft deadline; the worker is left alone."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The worker that had this frame is gone."""
-
-    sequence: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Tested:
-    """The golden frame has been judged, or can no longer be."""
-
-    passed: bool
-    oks: float
-    reason: Reason
-    latency_ms: float
-
-
-Outcome = Posed | Late | Lost | Tested
+_SLOW_PROBE_S = 0.2
 
 
 @dataclass(slots=True)
@@ -143,7 +109,7 @@ class Lane:
         times = []
         if self._task is not None:
             times.append(self._task.hard_at if self._task.late else self._task.soft_at)
-        elif self.serving:
+        elif self.idle and self.life.phase in (Phase.PROVING, Phase.SERVING):
             times.append(self._golden_at)
         if self._stage_deadline is not None:
             times.append(self._stage_deadline)
@@ -244,14 +210,14 @@ class Lane:
         self._task = None
         latency_ms = (now - task.sent_at) * 1000
         if task.kind is Kind.GOLDEN:
-            self._judge(answer, latency_ms, now)
+            self._judge(answer, latency_ms, task.late, now)
             return
         self.latencies.add(latency_ms)
         if not task.late:
             self._happened(Answered(), now)
         self._outcomes.append(Posed(answer.sequence, answer.pose))
 
-    def _judge(self, answer: WorkerPose, latency_ms: float, now: float) -> None:
+    def _judge(self, answer: WorkerPose, latency_ms: float, late: bool, now: float) -> None:
         if self._fresh:
             self._fresh = False
             self.concluded_first_invoke = True
@@ -261,7 +227,8 @@ class Lane:
         reason = Reason.OK if passed else Reason.WRONG_RESULT
         self._outcomes.append(Tested(passed, answer.oks, reason, latency_ms))
         if passed:
-            self._happened(GoldenPassed(), now)
+            self._golden_at = now + _SLOW_PROBE_S if late else self._golden_at
+            self._happened(GoldenPassed(late), now)
             return
         message = f"cannot trust the {self.backend}: its golden frame has OKS {answer.oks:.3f}, under {self._oks_min}"
         # The CPU computes the same again: then it is the model that is wrong, or its golden pose.
@@ -284,7 +251,7 @@ class Lane:
 
     def _golden_is_due(self, now: float, *, frames_wait: bool) -> bool:
         if self.life.phase is Phase.PROVING:
-            return True
+            return now >= self._golden_at
         # Frames come first, but a saturated lane is tested too.
         return self.serving and now >= self._golden_at + (1.0 if frames_wait else 0.0)
 
@@ -326,7 +293,7 @@ class Lane:
             # The CPU has nobody to ask; its hard deadline is all there is.
             if task.kind is Kind.FRAME and self.backend is Backend.NPU:
                 action = self._happened(SoftMissed(), now)
-                if action is Action.ASK_CPU:
+                if action in (Action.ASK_CPU, Action.DEMOTE):
                     self._outcomes.append(Late(task.sequence))
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -342,21 +309,24 @@ class Lane:
             case Action.START:
                 self._start(now)
             case Action.REPLACE:
-                if self.life.reason is Reason.SLOW:
-                    self.message = (
-                        f"cannot go on: the {self.backend} was late {self.order.rules.slow_limit} times in a row"
-                    )
                 self._log(self.message, self.backend, self.life)
                 self.restarts += 1
                 self.concluded_first_invoke = True
                 self._discard_worker(now)
+            case Action.PROVE:
+                self._golden_at = now
+            case Action.DEMOTE:
+                self._golden_at = now + _SLOW_PROBE_S
+                limit = self.order.rules.slow_limit
+                self.message = f"cannot rely on the {self.backend}: it was late {limit} times in a row"
+                self._log(self.message, self.backend, self.life)
             case Action.SERVE:
                 self._golden_at = now + self.order.golden_every_s
                 self.message = self.remedy = ""
                 self._log(f"the {self.backend} serves", self.backend, self.life)
             case Action.QUARANTINE | Action.GIVE_UP:
                 self._log(f"the {self.backend} is {self.life.phase}: {self.message}", self.backend, self.life)
-            case Action.KEEP | Action.PROVE | Action.ASK_CPU:
+            case Action.KEEP | Action.ASK_CPU:
                 pass
         return action
 

@@ -4,12 +4,14 @@
 no process and no frame; `now` is monotonic seconds. The CPU standby lives by the same rules as the NPU. Values of the
 enums are the strings on the bus, in metrics and in JSON.
 
-    backing-off -> starting -> proving -> serving
+    backing-off -> starting -> proving <-> serving
          ^            |           |          |    any failure: the worker is killed
          +--- ending <+-----------+----------+
                 | \\-> gave-up      its file is wrong, or it failed too often in a row
                 +--> quarantined    it will not die; back to backing-off when it does
 
+A worker that is merely slow is not killed, since a fresh one may have to compile for minutes: it gets no frames until
+it is on time with golden frames again, and is replaced only if that takes long.
 Two workers hold the device at once only where the rules grant more than one context.
 """
 
@@ -63,6 +65,7 @@ class Action(StrEnum):
 
     KEEP = "keep"
     ASK_CPU = "ask-cpu"
+    DEMOTE = "demote"
     START = "start"
     PROVE = "prove"
     SERVE = "serve"
@@ -111,7 +114,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class GoldenPassed:
-    """The golden frame came back right."""
+    """The golden frame came back right, in time or late."""
+
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,8 @@ class Unkillable:
 
 Event = Tick | Ready | GoldenPassed | Answered | SoftMissed | Failed | Ended | Unkillable
 
+# Late golden frames, as a multiple of the late frames that made it slow, before a fresh worker is tried.
+_PATIENCE_WITH_SLOW = 10
 # Trying again costs the device nothing while somebody else has it, or while it is unplugged.
 _NEVER_GIVE_UP = frozenset({Reason.BUSY, Reason.DEVICE_GONE})
 
@@ -156,8 +163,10 @@ def decide(life: Life, event: Event, now: float, rules: Rules) -> tuple[Life, Ac
         case Tick():
             return _tick(life, now, rules)
         case Ready() if life.phase is Phase.STARTING:
-            return replace(life, phase=Phase.PROVING, golden_left=rules.golden_passes), Action.PROVE
+            return replace(life, phase=Phase.PROVING, golden_left=rules.golden_passes, soft_misses=0), Action.PROVE
         case GoldenPassed() if life.phase is Phase.PROVING:
+            if event.late and life.reason is Reason.SLOW:
+                return _still_slow(life, rules)
             left = life.golden_left - 1
             if left > 0:
                 return replace(life, golden_left=left), Action.PROVE
@@ -165,9 +174,11 @@ def decide(life: Life, event: Event, now: float, rules: Rules) -> tuple[Life, Ac
         case Answered() if life.phase is Phase.SERVING:
             return replace(life, soft_misses=0), Action.KEEP
         case SoftMissed() if life.phase is Phase.SERVING:
-            if life.soft_misses + 1 >= rules.slow_limit:
-                return _fail(life, Failed(Reason.SLOW), now, rules)
-            return replace(life, soft_misses=life.soft_misses + 1), Action.ASK_CPU
+            misses = life.soft_misses + 1
+            if misses < rules.slow_limit:
+                return replace(life, soft_misses=misses), Action.ASK_CPU
+            demoted = replace(life, phase=Phase.PROVING, reason=Reason.SLOW, golden_left=rules.golden_passes)
+            return replace(demoted, soft_misses=0), Action.DEMOTE
         case Failed() if life.phase in (Phase.STARTING, Phase.PROVING, Phase.SERVING):
             return _fail(life, event, now, rules)
         case Ended() if life.phase in (Phase.ENDING, Phase.QUARANTINED):
@@ -188,6 +199,14 @@ def _tick(life: Life, now: float, rules: Rules) -> tuple[Life, Action]:
     if life.phase is Phase.SERVING and life.failures and now - life.since >= rules.healthy_s:
         return replace(life, failures=0), Action.KEEP
     return life, Action.KEEP
+
+
+def _still_slow(life: Life, rules: Rules) -> tuple[Life, Action]:
+    misses = life.soft_misses + 1
+    if misses >= rules.slow_limit * _PATIENCE_WITH_SLOW:
+        failed = replace(life, phase=Phase.ENDING, failures=life.failures + 1)
+        return failed, Action.REPLACE
+    return replace(life, soft_misses=misses, golden_left=rules.golden_passes), Action.KEEP
 
 
 def _fail(life: Life, event: Failed, now: float, rules: Rules) -> tuple[Life, Action]:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.deadlines import Latencies
-from inference.lane import Lane, Late, Lost, Outcome, Posed, Tested
+from inference.lane import Lane
 from inference.launcher import Launcher, kill_strays
 from inference.orders import Orders
+from inference.outcomes import Late, Lost, Outcome, Posed, Tested
 from inference.policy import Backend, Life, Phase, Reason
 from inference.processes import (
     adopt_orphans,

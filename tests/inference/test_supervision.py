@@ -63,9 +63,12 @@ def test_a_fault_while_serving_is_answered_by_the_cpu_and_survived(rig: Rig, mod
             assert fallen.fell_back
             assert camera.oks(fallen) > 0.9
             await camera.until(lambda _: (Backend.NPU, Backend.CPU, reason) in rig.switches)
-            # The fault persists: at least one fresh worker meets it at its first golden frame and is not let in.
             restarts = link.state.restarts
-            await camera.until(lambda _: link.state.restarts > restarts)
+            if reason is Reason.SLOW:
+                assert restarts == 0, "a fresh worker may have to compile: a slow one is kept"
+            else:
+                # The fault persists: at least one fresh worker meets it at its first golden frame and is not let in.
+                await camera.until(lambda _: link.state.restarts > restarts)
             await back_on_npu(rig, link, camera)
             assert rig.switches[-1] == (Backend.CPU, Backend.NPU, Reason.OK)
             await camera.until(lambda _: open_descriptors(link.pid) == supervisor_descriptors)

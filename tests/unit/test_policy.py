@@ -41,6 +41,7 @@ STARTING = Life(phase=Phase.STARTING)
 PROVING = Life(phase=Phase.PROVING, golden_left=2)
 ALMOST = Life(phase=Phase.PROVING, golden_left=1)
 SERVING = Life(phase=Phase.SERVING, reason=Reason.OK, since=NOW - 1)
+SLOW = Life(phase=Phase.PROVING, reason=Reason.SLOW, golden_left=1)
 ENDING = Life(phase=Phase.ENDING, reason=Reason.HUNG, failures=1)
 STUCK = Life(phase=Phase.QUARANTINED, reason=Reason.QUARANTINED, failures=1)
 OVER = Life(phase=Phase.GAVE_UP, reason=Reason.HUNG, failures=4)
@@ -56,12 +57,22 @@ TABLE: list[tuple[str, Life, Event, Action, dict[str, object]]] = [
     ("a late frame goes to the CPU as well", SERVING, SoftMissed(), Action.ASK_CPU, {"soft_misses": 1}),
     ("an answer forgives late ones", replace(SERVING, soft_misses=2), Answered(), Action.KEEP, {"soft_misses": 0}),
     (
-        "late too often in a row is slow",
+        "late too often in a row is slow: no frames, but no new worker either",
         replace(SERVING, soft_misses=2),
         SoftMissed(),
-        Action.REPLACE,
-        {"phase": Phase.ENDING, "reason": Reason.SLOW},
+        Action.DEMOTE,
+        {"phase": Phase.PROVING, "reason": Reason.SLOW, "failures": 0, "golden_left": 2},
     ),
+    ("a slow one must be on time every time", SLOW, GoldenPassed(late=True), Action.KEEP, {"golden_left": 2}),
+    ("a slow one that is on time serves again", SLOW, GoldenPassed(), Action.SERVE, {"reason": Reason.OK}),
+    (
+        "one that stays slow is replaced",
+        replace(SLOW, soft_misses=29),
+        GoldenPassed(late=True),
+        Action.REPLACE,
+        {"phase": Phase.ENDING, "reason": Reason.SLOW, "failures": 1},
+    ),
+    ("a fresh one may be late while it proves itself", ALMOST, GoldenPassed(late=True), Action.SERVE, {}),
     (
         "a hang replaces the worker",
         SERVING,

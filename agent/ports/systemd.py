@@ -127,6 +127,8 @@ class SystemdUnits:
         return UnitState(name, load, active, sub, result, pid, restarts, description)
 
     async def _start(self, name: str, timeout_s: float) -> None:
+        # A crash loop of the set before this one must not count against the start limit of this one.
+        await self._forget(name)
         await self._job(name, "StartUnit", "ss", [name, "replace"], timeout_s)
         state = (await self.read_states([name]))[name]
         if state.active not in ("active", "reloading"):

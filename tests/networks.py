@@ -6,7 +6,7 @@ import numpy as np
 
 from inference.prepare.calibrate import extremes
 from inference.prepare.graph import Activation, Kind, Layer, Net, Padding
-from inference.prepare.quantize import write_int8
+from inference.prepare.quantize import round_all, write_int8
 
 SIDE = 24
 
@@ -27,7 +27,7 @@ def small_net(seed: int = 7) -> Net:
 
     layers = (
         Layer(Kind.SUBTRACT, "centred", ("image",), subtrahend=127.4),
-        conv("stem", "centred", (3, 8), 3, 0.3 / 128, stride=2, activation=Activation.RELU6),
+        conv("stem", "centred", (3, 8), 3, 0.8 / 128, stride=2, activation=Activation.RELU6),
         depthwise("wide", "stem", 8, activation=Activation.RELU),
         conv("mixed", "wide", (8, 8), 1),
         Layer(Kind.ADD, "sum", ("stem", "mixed")),
@@ -49,4 +49,4 @@ def pictures(count: int = 6) -> list[np.ndarray]:
 def small_model(*, per_channel: bool = True, seed: int = 7) -> bytes:
     """The small network in int8."""
     net = small_net(seed)
-    return write_int8(net, extremes(net, pictures), per_channel=per_channel)
+    return write_int8(net, extremes(net, pictures), codes=round_all(net, per_channel=per_channel))

@@ -34,6 +34,13 @@ class Accuracy:
         """For model.json, rounded so that it does not carry noise."""
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
+    def summary(self) -> str:
+        """For a person."""
+        return (
+            f"{self.points} points on {self.pictures} held-out pictures, distance to float {self.distance_mean:.4f} "
+            f"(p95 {self.distance_p95:.4f}), score error {self.score_error_mean:.3f}"
+        )
+
 
 def compare(poses: Sequence[Array], float_poses: Sequence[Array]) -> Accuracy:
     """Compare poses of the same pictures."""

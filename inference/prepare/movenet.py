@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,11 +20,11 @@ from inference.errors import InferenceError
 from inference.measure.placement import place
 from inference.model import write_document
 from inference.pose import decode_heads
+from inference.prepare.calibrate import Pictures
 from inference.prepare.evaluate import MAX_DISTANCE, clearest, compare, require
 from inference.prepare.graph import Array
 from inference.prepare.pictures import list_pictures, load_pictures
-from inference.prepare.quantize import write_int8
-from inference.prepare.recipe import CPU, RECIPES, VARIANTS, Recipe, movenet_ranges, recipe_for
+from inference.prepare.recipe import CPU, RECIPES, VARIANTS, Recipe, quantize, recipe_for
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.tfjs import MoveNet, read_movenet
 from inference.prepare.writer import write_float
@@ -57,7 +57,7 @@ def prepare_movenet(job: Job, say: Say) -> None:
     side = movenet.net.input_shape[1]
     say(f"read {job.source}: {len(movenet.net.layers)} layers down to the heads")
     held_out = list(load_pictures(job.held_out, side))
-    content = _quantized(job, movenet, recipe, say)
+    files = _quantized(job, movenet, say)
     float_poses = [_decode(movenet, heads) for heads in Runner(write_float(movenet.net)).over(held_out)]
     golden = clearest(held_out, float_poses)
 
@@ -65,45 +65,58 @@ def prepare_movenet(job: Job, say: Say) -> None:
     with tempfile.TemporaryDirectory(dir=job.out.parent, prefix=".prepare-") as scratch:
         folder = Path(scratch) / job.out.name
         folder.mkdir()
-        (folder / "cpu.tflite").write_bytes(content)
         np.save(folder / "golden.npy", golden)
         np.save(folder / "centre_weight.npy", movenet.centre_weight)
         document = _describe(job, recipe, movenet)
-        for accelerator in sorted({CPU, job.target}):
-            posing, how = _posing(job, accelerator, folder, movenet, content)
+        for accelerator, file in files.items():
+            path = folder / file.name
+            path.write_bytes(file.content)
+            posing, how = _posing(job, accelerator, path, movenet)
             accuracy = compare([posing(picture) for picture in held_out], float_poses)
-            require(accuracy, "quantized")
-            say(
-                f"{accelerator} ({how}): {accuracy.points} points on {accuracy.pictures} held-out pictures, distance "
-                f"to float {accuracy.distance_mean:.4f} (p95 {accuracy.distance_p95:.4f}), score error "
-                f"{accuracy.score_error_mean:.3f}"
-            )
-            _record(document, accelerator, folder, golden=posing(golden), accuracy=accuracy.as_dict(), how=how)
-        _record_placement(document, job, folder, say)
+            say(f"{accelerator} ({how}): {accuracy.summary()}")
+            require(accuracy, f"quantized for {accelerator}")
+            _record(document, accelerator, path, golden=posing(golden), accuracy=accuracy.as_dict(), how=how)
+        _record_placement(document, job, folder / files[job.target].name, say)
         document["digests"] = {name: _sha256(folder / name) for name in ("golden.npy", "centre_weight.npy")}
         write_document(folder, document)
         shutil.rmtree(job.out, ignore_errors=True)
         folder.rename(job.out)
-    say(f"wrote {job.out}: version {document['version']}, {len(content)} bytes of INT8")
+    say(f"wrote {job.out}: version {document['version']} for {', '.join(files)}")
 
 
-def _quantized(job: Job, movenet: MoveNet, recipe: Recipe, say: Say) -> bytes:
-    side = movenet.net.input_shape[1]
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    content: bytes
+
+
+def _quantized(job: Job, movenet: MoveNet, say: Say) -> dict[str, _File]:
+    """One file for the CPU and one for the target; the same one where their recipes make the same bytes."""
     count = len(list_pictures(job.calibration))
-
-    def pictures() -> Any:
-        return tqdm(
-            load_pictures(job.calibration, side),
-            desc="calibrate",
-            total=count,
-            unit="picture",
-            disable=None,
-            leave=False,
+    files: dict[str, _File] = {}
+    for accelerator in dict.fromkeys((CPU, job.target)):
+        recipe, cpu = recipe_for(accelerator), recipe_for(CPU)
+        if (recipe.per_channel, recipe.careful) == (cpu.per_channel, cpu.careful) and files:
+            files[accelerator] = files[CPU]
+            continue
+        passes = _passes(job, movenet.net.input_shape[1], count)
+        files[accelerator] = _File(
+            f"{accelerator}.tflite", quantize(movenet.net, passes, recipe, VARIANTS[job.variant])
         )
+        scales = "channel" if recipe.per_channel else "tensor"
+        say(f"{accelerator}: INT8 with one scale per {scales}, {count} pictures, variant {job.variant}")
+    return files
 
-    ranges = movenet_ranges(movenet.net, pictures, VARIANTS[job.variant])
-    say(f"learned the ranges of {len(ranges)} tensors from {count} pictures (variant {job.variant})")
-    return write_int8(movenet.net, ranges, per_channel=recipe.per_channel)
+
+def _passes(job: Job, side: int, count: int) -> Pictures:
+    """Reads the calibration pictures anew for every pass over them, with a bar on a terminal."""
+
+    def once() -> Iterable[Array]:
+        pictures = load_pictures(job.calibration, side)
+        bar: Iterable[Array] = tqdm(pictures, "calibrate", count, unit="picture", disable=None, leave=False)
+        return bar
+
+    return once
 
 
 def _decode(movenet: MoveNet, heads: Mapping[str, Array]) -> Array:
@@ -111,20 +124,15 @@ def _decode(movenet: MoveNet, heads: Mapping[str, Array]) -> Array:
     return decode_heads(center, regress, heatmap, offset, movenet.centre_weight)
 
 
-def _posing(
-    job: Job, accelerator: str, folder: Path, movenet: MoveNet, content: bytes
-) -> tuple[Callable[[Array], Array], str]:
+def _posing(job: Job, accelerator: str, path: Path, movenet: MoveNet) -> tuple[Callable[[Array], Array], str]:
     """Picture to pose as this accelerator would, and in what way that was possible here."""
-    delegate = None
-    how = "XNNPACK"
-    if accelerator != CPU:
-        delegate = _delegate(job, accelerator)
-        if delegate is None:
-            reference = Runner(content, Kernels.REFERENCE)
-            return (lambda picture: _decode(movenet, reference(picture))), "reference kernels, no delegate here"
-        how = "its delegate"
+    delegate = None if accelerator == CPU else _delegate(job, accelerator)
+    if accelerator != CPU and delegate is None:
+        reference = Runner(path.read_bytes(), Kernels.REFERENCE)
+        return (lambda picture: _decode(movenet, reference(picture))), "reference kernels, its delegate is not here"
     side = movenet.net.input_shape[1]
-    backend = litert.prepare(folder / "cpu.tflite", delegate, 1, movenet.net.input, HEADS, side)
+    backend = litert.prepare(path, delegate, 1, movenet.net.input, HEADS, side)
+    how = "XNNPACK" if delegate is None else "its delegate"
     return (lambda picture: _decode(movenet, backend.infer(picture[None]))), how
 
 
@@ -178,11 +186,11 @@ def _describe(job: Job, recipe: Recipe, movenet: MoveNet) -> dict[str, Any]:
 
 
 def _record(
-    document: dict[str, Any], accelerator: str, folder: Path, *, golden: Array, accuracy: Mapping[str, float], how: str
+    document: dict[str, Any], accelerator: str, path: Path, *, golden: Array, accuracy: Mapping[str, float], how: str
 ) -> None:
     document["files"][accelerator] = {
-        "path": "cpu.tflite",
-        "sha256": _sha256(folder / "cpu.tflite"),
+        "path": path.name,
+        "sha256": _sha256(path),
         "recipe": RECIPES[accelerator].name,
         "toolchain": {tool: metadata.version(tool) for tool in _TOOLS},
     }
@@ -192,14 +200,14 @@ def _record(
     document["accuracy"][accelerator] = dict(accuracy)
 
 
-def _record_placement(document: dict[str, Any], job: Job, folder: Path, say: Say) -> None:
+def _record_placement(document: dict[str, Any], job: Job, path: Path, say: Say) -> None:
     if job.target == CPU:
         return
     delegate = _delegate(job, job.target)
     if delegate is None:
         say(f"placement on {job.target}: unknown, its delegate is not on this machine")
         return
-    placement = place(folder / "cpu.tflite", delegate)
+    placement = place(path, delegate)
     document["placement"][job.target] = placement.as_dict()
     say(f"placement on {job.target}: {placement.summary()}")
 

@@ -48,29 +48,36 @@ def round_weights(layer: Layer, *, per_channel: bool) -> Codes:
     return Codes(np.clip(np.round(kernel / scales), -127, 127).astype(np.int8), scales.ravel())
 
 
-def write_int8(net: Net, ranges: Mapping[str, Range], *, per_channel: bool) -> bytes:
-    """The network in int8."""
+def round_all(net: Net, *, per_channel: bool) -> dict[str, Codes]:
+    """The codes of every weighted layer, each weight rounded by itself."""
+    return {layer.out: round_weights(layer, per_channel=per_channel) for layer in net.layers if layer.has_weights}
+
+
+def write_int8(
+    net: Net, ranges: Mapping[str, Range], *, codes: Mapping[str, Codes], biases: Mapping[str, Array] | None = None
+) -> bytes:
+    """The network in int8, with these weights; `biases` replaces the layers' own."""
     writer = FileWriter()
     writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, _INPUT_ZERO_POINT))
-    codes: dict[str, Affine] = {}
+    affines: dict[str, Affine] = {}
     remainders: dict[str, float] = {}
     for layer in net.layers:
         if layer.kind is Kind.SUBTRACT:
-            codes[layer.out] = Affine(1.0, 0)
+            affines[layer.out] = Affine(1.0, 0)
             remainders[layer.out] = _INPUT_ZERO_POINT - layer.subtrahend
-            output = writer.tensor(layer.out, net.input_shape, "int8", affine=codes[layer.out])
+            output = writer.tensor(layer.out, net.input_shape, "int8", affine=affines[layer.out])
             writer.quantize(writer.index(layer.inputs[0]), output)
             continue
         source = layer.inputs[0]
-        codes[layer.out] = _output_codes(layer, codes[source], ranges)
+        affines[layer.out] = _output_codes(layer, affines[source], ranges)
         inputs = [writer.index(name) for name in layer.inputs]
         if layer.has_weights:
-            rounded = round_weights(layer, per_channel=per_channel)
-            bias = layer.offset + remainders.get(source, 0.0) * _sums(layer)
-            inputs += _constants(writer, layer, rounded, bias, codes[source])
+            bias = layer.offset if biases is None else biases[layer.out]
+            bias = bias + remainders.get(source, 0.0) * _sums(layer)
+            inputs += _constants(writer, layer, codes[layer.out], bias, affines[source])
         elif layer.size is not None:
             inputs.append(size_tensor(writer, layer))
-        writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "int8", affine=codes[layer.out]))
+        writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "int8", affine=affines[layer.out]))
     return writer.finish({net.input: net.input}, net.outputs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from PIL import Image
 from inference.errors import InferenceError
 from inference.measure.placement import from_details
 from inference.prepare import pictures as reference_pictures
+from inference.prepare.bias import correct_biases
 from inference.prepare.calibrate import Range, extremes, percentiles
+from inference.prepare.equalise import activity, equalise
 from inference.prepare.evaluate import Accuracy, clearest, compare, require
-from inference.prepare.graph import multiply_accumulates
+from inference.prepare.graph import Net, multiply_accumulates
 from inference.prepare.pictures import load_pictures
-from inference.prepare.quantize import affine, round_weights, write_int8
+from inference.prepare.quantize import affine, round_all, round_weights, write_int8
 from inference.prepare.recipe import recipe_for
+from inference.prepare.rounding import round_together, second_moments
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.tfjs import read_movenet
 from inference.prepare.writer import write_float
@@ -277,4 +281,89 @@ def test_a_delegates_nodes_are_walked_back_to_the_operators_they_replaced(nodes,
 
 def test_int8_needs_the_range_of_every_tensor():
     with pytest.raises(KeyError):
-        write_int8(small_net(), {}, per_channel=True)
+        write_int8(small_net(), {}, codes=round_all(small_net(), per_channel=True))
+
+
+# ---- one scale per tensor ----
+
+
+def lopsided() -> Net:
+    """The small network with one channel of the depthwise layer a hundred times the others, and its reader to match."""
+    net = small_net()
+    factors = np.ones(8, np.float32)
+    factors[3] = 100
+    layers = list(net.layers)
+    wide, mixed = layers[2], layers[3]
+    layers[2] = replace(wide, weights=wide.kernel * factors, bias=wide.offset * factors)
+    layers[3] = replace(mixed, weights=mixed.kernel / factors)
+    return Net(tuple(layers), net.input, net.outputs, net.input_shape)
+
+
+def test_equalising_leaves_the_function_alone_and_the_weights_alike():
+    net = lopsided()
+    alike = equalise(net, activity(net, pictures))
+    before, after = Runner(write_float(net), Kernels.REFERENCE), Runner(write_float(alike), Kernels.REFERENCE)
+    for picture in pictures():
+        for name, value in before(picture).items():
+            np.testing.assert_allclose(after(picture)[name], value, rtol=1e-3, atol=1e-3)
+
+    def spread(one: Net) -> float:
+        largest = np.abs(one.layers[2].kernel).max(axis=(0, 1, 2))
+        return largest.max() / np.median(largest)
+
+    assert spread(net) > 50
+    assert spread(alike) < 5
+
+
+def test_a_channel_that_really_clips_keeps_its_scale():
+    net = small_net()
+    seen = activity(net, pictures)
+    assert seen["stem"].clips.any()
+    alike = equalise(net, seen)
+    stem, clips = alike.layers[1], seen["stem"].clips
+    # The stem is tied to what an ADD sums, so every channel of it that clips stands still.
+    np.testing.assert_allclose(stem.kernel[clips], net.layers[1].kernel[clips], rtol=1e-6)
+
+
+def error(net: Net, content: bytes) -> float:
+    exact, coded = Runner(write_float(net), Kernels.REFERENCE), Runner(content, Kernels.REFERENCE)
+    return float(np.mean([np.abs(exact(p)["features"] - coded(p)["features"]).mean() for p in pictures()]))
+
+
+def test_each_step_brings_one_scale_per_tensor_nearer_to_float():
+    net = lopsided()
+    naive = error(net, write_int8(net, extremes(net, pictures), codes=round_all(net, per_channel=False)))
+    alike = equalise(net, activity(net, pictures))
+    ranges = extremes(alike, pictures)
+    equal = error(net, write_int8(alike, ranges, codes=round_all(alike, per_channel=False)))
+    codes = round_together(alike, second_moments(alike, pictures), per_channel=False)
+    together = error(net, write_int8(alike, ranges, codes=codes))
+    assert equal < 0.5 * naive
+    assert together < 1.1 * equal
+
+
+def test_rounding_together_errs_less_on_what_the_layer_really_sees():
+    net = small_net()
+    moments = second_moments(net, pictures)
+    codes = round_together(net, moments, per_channel=True)
+    layer = net.layers[6]
+    alone = round_weights(layer, per_channel=True)
+
+    def lost(one) -> float:
+        difference = (one.weights * one.scales[:, None, None, None] - layer.kernel).reshape(6, -1)
+        return float(np.einsum("ok,kl,ol->", difference, moments[layer.out], difference))
+
+    assert lost(codes[layer.out]) < lost(alone)
+
+
+def test_corrected_biases_give_back_the_mean():
+    net = small_net()
+    ranges, codes = extremes(net, pictures), round_all(net, per_channel=False)
+    biases = correct_biases(net, pictures, ranges, codes)
+
+    def shift(content: bytes) -> float:
+        exact, coded = Runner(write_float(net), Kernels.REFERENCE), Runner(content, Kernels.REFERENCE)
+        means = [(exact(p)["features"] - coded(p)["features"]).mean(axis=(0, 1, 2)) for p in pictures()]
+        return float(np.abs(np.mean(means, axis=0)).mean())
+
+    assert shift(write_int8(net, ranges, codes=codes, biases=biases)) < shift(write_int8(net, ranges, codes=codes))

@@ -14,6 +14,8 @@ import socket
 import struct
 import sys
 
+from inference.errors import InferenceError
+
 SOCKET = "/run/systemd/journal/socket"
 
 SERVICE_STARTED = "cbdcf0ef0c6a49fda3d823e9a3b072b8"
@@ -29,6 +31,11 @@ HEARTBEAT_STALE = "314624d9a3414df7849bb2229ae5719c"
 def event(message_id: str, **fields: str) -> dict[str, str]:
     """The `extra=` of a logging call that is an event: its id, and fields in journal spelling such as BACKEND."""
     return {"MESSAGE_ID": message_id, **fields}
+
+
+def in_one_line(error: InferenceError) -> str:
+    """The message and the remedy as the journal shows them."""
+    return f"{error.message} (try: {error.remedy})" if error.remedy else error.message
 
 
 def set_up_logging(verbose: bool = False) -> None:

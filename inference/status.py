@@ -159,6 +159,7 @@ def describe(
             "damaged": camera.damaged,
         },
         "first_invoke_done": supervision.first_invoke_done,
+        "scheduling": supervision.scheduling,
         "latency_ms": {key: round(supervision.latency_ms.get(key, 0.0), 3) for key in ("p50", "p95", "p99")},
         "deadline_ms": _deadlines(supervision),
         "fps": round(tally.fps(now), 1),

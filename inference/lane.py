@@ -177,9 +177,9 @@ class Lane:
         """Kill whatever runs here; `reaped` tells when it is over."""
         self._discard_worker(now)
 
-    def dying_pids(self) -> list[int]:
-        """Workers that were killed and are not reaped."""
-        return [worker.pid for worker in self._dying]
+    def pids(self) -> list[int]:
+        """Every worker of this lane that is not reaped."""
+        return [worker.pid for worker in (self.worker, *self._dying) if worker is not None]
 
     @property
     def reaped(self) -> bool:

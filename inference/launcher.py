@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Launcher:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
+        self._strays: set[int] = set()
         self._preload = "preload"
 
     def descriptors(self) -> list[int]:
@@ -84,13 +85,23 @@ class Launcher:
         if self._process is not None:
             self._process.kill()
 
-    def ended_pids(self) -> set[int]:
-        """Zygotes that have ended and may not be reaped yet."""
-        return {process.pid for process in self._ended}
+    def kill_strays(self, known: Iterable[int]) -> None:
+        """After a zygote died between fork and reply: end workers nobody was told of, so that none holds the NPU."""
+        mine = os.getpid()
+        try:
+            children = Path(f"/proc/{mine}/task/{mine}/children").read_text()
+        except OSError:
+            # A kernel without CONFIG_PROC_CHILDREN: such a worker ends by itself, its pipes have no other end.
+            return
+        spared = {*known, *(process.pid for process in self._ended)}
+        for pid in {int(word) for word in children.split()} - spared:
+            os.kill(pid, signal.SIGKILL)
+            self._strays.add(pid)
 
     def reap(self) -> None:
-        """Collect zygotes that have ended. Never waits."""
+        """Collect zygotes and strays that have ended. Never waits."""
         self._ended = [process for process in self._ended if process.poll() is None]
+        self._strays = {pid for pid in self._strays if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
     def _spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,17 +116,3 @@ class Launcher:
             )
         ours.setblocking(False)
         return ours
-
-
-def kill_strays(known: set[int]) -> None:
-    """After a zygote died between fork and reply: end the workers nobody was told of, so that none holds the NPU."""
-    me = os.getpid()
-    try:
-        children = Path(f"/proc/{me}/task/{me}/children").read_text()
-    except OSError:
-        # A kernel without CONFIG_PROC_CHILDREN: such a worker ends by itself, its pipes have no other end.
-        return
-    for pid in (int(word) for word in children.split()):
-        if pid not in known:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)

@@ -20,7 +20,7 @@ from typing import Any
 
 from inference.deadlines import Latencies
 from inference.lane import Lane
-from inference.launcher import Launcher, kill_strays
+from inference.launcher import Launcher
 from inference.orders import Orders
 from inference.outcomes import Late, Lost, Outcome, Posed, Tested
 from inference.policy import Backend, Life, Phase, Reason
@@ -89,11 +89,14 @@ class Supervisor:
 
     def _step(self, now: float) -> None:
         frames_wait = any(not job.asked for job in self._jobs)
+        serving = self._serving()
         for lane in self._lanes.values():
-            lane.tick(now, frames_wait=frames_wait)
+            lane.tick(now, frames_wait=frames_wait and lane is serving)
         self._settle(now)
-        self._dispatch(now)
-        self._settle(now)
+        # Twice: a worker found dead when it is asked gives its frame back, and the other lane must have it now.
+        for _ in range(2):
+            self._dispatch(now)
+            self._settle(now)
         self._arrange_priorities(now)
         self._report_switch(now)
         self._launcher.reap()
@@ -302,9 +305,7 @@ class Supervisor:
     def _read_launcher(self, now: float) -> None:
         replies = self._launcher.replies()
         if replies is None:
-            known = {lane.worker.pid for lane in self._lanes.values() if lane.worker is not None}
-            dying = {pid for lane in self._lanes.values() for pid in lane.dying_pids()}
-            kill_strays(known | dying | self._launcher.ended_pids())
+            self._launcher.kill_strays({pid for lane in self._lanes.values() for pid in lane.pids()})
             for lane in self._lanes.values():
                 lane.launch_failed(now)
             return

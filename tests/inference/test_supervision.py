@@ -157,8 +157,9 @@ def test_frames_outlive_the_zygote_and_a_new_one_is_made(rig: Rig) -> None:
             known = {link.pid, *link.state.workers.values()}
             (zygote,) = marked_processes().keys() - known
             os.kill(zygote, signal.SIGKILL)
-            answer = await camera.until(lambda _: zygote not in marked_processes())
-            assert answer.backend is Backend.NPU
+            await camera.until(lambda _: zygote not in marked_processes())
+            await camera.until(lambda answer: answer.backend is Backend.NPU)
+            assert link.state.restarts == 0
             os.kill(link.state.workers["npu"], signal.SIGKILL)
             await camera.until(lambda answer: answer.backend is Backend.CPU)
             await camera.until(lambda answer: answer.backend is Backend.NPU)

@@ -49,10 +49,15 @@ def test_the_folder_loads_and_passes_its_own_golden_frame(prepared):
     assert (pose[:, 2] > 0.3).all()
 
 
-def test_the_same_input_gives_the_same_bytes(prepared, tmp_path):
-    again = prepare(tmp_path / "movenet-lightning")
-    assert {p.name for p in again.iterdir()} == {p.name for p in prepared.iterdir()}
-    for path in again.iterdir():
+def test_the_same_input_gives_the_same_bytes_and_replaces_what_was_there(prepared, tmp_path):
+    out = tmp_path / "movenet-lightning"
+    shutil.copytree(prepared, out)
+    (out / "cpu.tflite").write_bytes(b"old")
+    (out / "left-over.tflite").write_bytes(b"old")
+    prepare(out)
+    assert [p.name for p in tmp_path.iterdir()] == ["movenet-lightning"]
+    assert {p.name for p in out.iterdir()} == {p.name for p in prepared.iterdir()}
+    for path in out.iterdir():
         assert path.read_bytes() == (prepared / path.name).read_bytes(), path.name
 
 
@@ -75,12 +80,3 @@ def test_variants_are_two_versions_alike_in_nearly_every_byte(prepared, tmp_path
 def test_a_spoiled_model_loads_and_fails_only_its_golden_frame(prepared, tmp_path):
     spoiled = models.spoil_model(prepared, tmp_path / "spoiled")
     assert golden_score(spoiled) < 0.5 < load_model(spoiled).oks_min("cpu")
-
-
-def test_an_output_that_exists_is_replaced_whole(prepared, tmp_path):
-    out = tmp_path / "movenet-lightning"
-    shutil.copytree(prepared, out)
-    (out / "left-over.tflite").write_bytes(b"old")
-    prepare(out)
-    assert not (out / "left-over.tflite").exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["movenet-lightning"]

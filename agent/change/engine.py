@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from agent.change import events
-from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, Reason, StepRecord
+from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, Reason, StepRecord, summary
 from agent.change.step import CommitStep, Step
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Clock
@@ -175,6 +175,7 @@ class _Run:
         for index, step in enumerate(self.record.steps):
             if step.phase is Phase.DONE:
                 continue
+            began_s = self._clock.monotonic()
             try:
                 self._stop_if_cancelled(index)
                 self._do(index)
@@ -185,6 +186,7 @@ class _Run:
                 # Past the commit nothing goes back: what is left undone is a warning and the next change's work.
                 warning = error.message
                 self.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: {warning}", STEP=step.kind)
+            self._add_duration(step.kind, self._clock.monotonic() - began_s)
             self._put_step(index, phase=Phase.DONE, **({"warning": warning} if warning else {}))
             handler = self._handlers.get(step.kind)
             if handler is not None and handler.commits:
@@ -236,10 +238,8 @@ class _Run:
     def _end(self, outcome: Outcome) -> ChangeRecord:
         self._put(outcome=outcome, ended_at=self._clock.now())
         self._save_or_go_on()
-        reason = self.record.reason
-        text = f"{outcome.value}: {reason.message}" if reason else outcome.value
         message_id, level = _CLOSING[outcome]
-        self.say(message_id, level, text)
+        events.event(message_id, level, summary(self.record), CHANGE_ID=self.record.number)
         return self.record
 
     def _commit_happened(self) -> bool:
@@ -312,6 +312,10 @@ class _Run:
     def _note_unsaved(self, error: OperationError) -> None:
         self.say(events.STEP_WARNING, logging.WARNING, f"goes on without its record: {error.message}")
         self._progress(self.record)
+
+    def _add_duration(self, kind: str, seconds: float) -> None:
+        took_s = self.record.facts.get("took_s", {})
+        self._put(facts=self.record.facts | {"took_s": took_s | {kind: round(took_s.get(kind, 0.0) + seconds, 3)}})
 
     def _put(self, **changes: Any) -> None:
         self.record = replace(self.record, **changes)

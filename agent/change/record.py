@@ -146,6 +146,22 @@ class ChangeRecord:
         return (json.dumps(self.as_dict()) + "\n").encode()
 
 
+def summary(record: ChangeRecord) -> str:
+    """The line that closes a change: how it ended, and why, or what it moved and how long the services were away."""
+    line = f"change {record.number} ({record.kind}) {record.outcome.value}"
+    if record.reason is not None:
+        return f"{line}: {record.reason.message}"
+    facts = record.facts
+    parts = []
+    if facts.get("image_bytes"):
+        parts.append(f"{facts.get('moved_bytes', 0)} of {facts['image_bytes']} bytes moved")
+    if "away_s" in facts:
+        parts.append(f"services away for {facts['away_s']:.2f} s")
+    if "backend" in facts:
+        parts.append(f"back on the {facts['backend']}")
+    return f"{line}: {', '.join(parts)}" if parts else line
+
+
 def parse_record(data: bytes) -> ChangeRecord:
     """Read a record. Raises OperationError `newer-schema`, or `internal` for bytes that are no record."""
     try:

@@ -44,6 +44,8 @@ def test_a_deploy_ends_applied_with_its_figures() -> None:
     }
     assert record.facts["backend"] == "npu"
     assert 0.2 <= record.facts["away_s"] < 1
+    assert set(record.facts["took_s"]) == {step.kind for step in record.steps}
+    assert record.facts["took_s"]["release_npu"] == 0.2
     assert record.facts["npu"] == {"nodes": ["/dev/simnpu0"], "settle_s": 0.2, "contexts": 1}
 
 
@@ -231,7 +233,9 @@ def test_one_line_closes_each_change(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run(board(R1), deploy(R2)())
     closing = caplog.records[-1]
-    assert closing.getMessage() == "change 1 (deploy) applied"
+    assert closing.getMessage() == (
+        "change 1 (deploy) applied: 200 of 2000 bytes moved, services away for 0.40 s, back on the npu"
+    )
     assert (closing.CHANGE_ID, len(closing.MESSAGE_ID)) == ("1", 32)
 
 

@@ -91,7 +91,7 @@ class Service:
         raise AssertionError(f"no such notification within {timeout_s} s; the log says:\n{self.log.read_text()}")
 
     def wait_ready(self) -> None:
-        self.told(lambda message: "READY=1" in message, 30)
+        self.told(lambda message: "READY=1" in message, 45)
 
     def forget_notifications(self) -> None:
         self.manager.setblocking(False)

@@ -257,14 +257,15 @@ def test_a_missing_camera_is_a_state_and_a_missing_bus_a_warning(tmp_path: Path)
         assert "cannot reach the system bus, serving without it" in service.log.read_text()
 
 
-def test_sigterm_ends_everything_in_two_seconds(tmp_path: Path) -> None:
+def test_sigterm_ends_everything_before_systemd_would(tmp_path: Path) -> None:
     with serving(tmp_path, "unix:path=/nonexistent/bus") as service:
         service.wait_ready()
         below = service.descendants()
         assert len(below) >= 3
         status, took_s = service.stop()
         assert status == 0
-        assert took_s < 2
+        # Half a second on a quiet machine; TimeoutStopSec= of the unit is five.
+        assert took_s < 4
         service.told(lambda message: "STOPPING=1" in message, 1)
         deadline = time.monotonic() + 1
         while (alive := [pid for pid in below if is_running(pid)]) and time.monotonic() < deadline:

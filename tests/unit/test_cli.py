@@ -1,0 +1,128 @@
+"""avocadoctl: where options may stand, how it fails, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import cli
+from agent.contract.errors import ErrorCode, OperationError
+from agent.publish import write_status
+from agent.verbs import remote
+from agent.verbs.client import error_of_record
+from agent.verbs.runtime import resolve
+from tests.unit.test_status import document
+
+TREE = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AVOCADO_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["-o", "json", "status"], ["status", "-o", "json"], ["status", "--output=json"]])
+def test_global_options_stand_before_or_after_the_verb(
+    run_dir: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(run_dir / "status.json", document())
+    assert cli.main(words) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["target"] == "virtual"
+    assert printed.err == ""
+
+
+def test_an_error_is_two_lines_for_people_and_four_fields_for_machines(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status"]) == 3
+    assert capsys.readouterr().err == (
+        "avocadoctl: cannot read the board's status: the agent has not run since the boot\n"
+        "  try: See why: systemctl status avocadod\n"
+    )
+    assert cli.main(["status", "-o", "json"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert set(json.loads(printed.err)) == {"code", "message", "remedy", "facts"}
+
+
+def test_ext_list_and_runtime_list_read_the_same_document(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_status(run_dir / "status.json", document())
+    assert cli.main(["ext", "list", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["merge_name"] == "98-pose-model"
+    assert cli.main(["runtime", "list", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_another_host_gets_the_same_words_quoted_for_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(remote, "pass_through", lambda argv: seen.append(list(argv)) or 6)
+    assert cli.main(["-H", "root@board", "-o", "json", "runtime", "inspect", "a b;$(reboot)"]) == 6
+    assert seen[0][:4] == ["ssh", "-T", "root@board", "--"]
+    assert shlex.split(seen[0][4]) == ["avocadoctl", "-o", "json", "runtime", "inspect", "a b;$(reboot)"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(255, ErrorCode.SSH_FAILED), (127, ErrorCode.AGENT_UNREACHABLE)])
+def test_what_ssh_itself_could_not_do_is_told_from_what_the_board_said(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: ErrorCode
+) -> None:
+    monkeypatch.setattr(remote, "pass_through", lambda argv: status)
+    with pytest.raises(OperationError) as caught:
+        remote.run_there("root@board", ["status"])
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=reboot", ""])
+def test_a_host_that_ssh_would_take_for_an_option_is_refused(host: str) -> None:
+    with pytest.raises(OperationError) as caught:
+        remote.ssh_argv(host, ["true"])
+    assert caught.value.code is ErrorCode.USAGE
+
+
+def test_a_runtime_may_be_named_by_the_start_of_its_id() -> None:
+    entries = [
+        {**(document()["runtime"] or {}), "id": f"{start}-1111-4111-8111-111111111111"}
+        for start in ("1aaaaaaa", "1bbbbbbb")
+    ]
+    made = document(runtimes=entries)
+    assert resolve(made, "1b") == entries[1]["id"]
+    with pytest.raises(OperationError, match="2 ids start so"):
+        resolve(made, "1")
+    with pytest.raises(OperationError, match="it is not on this board"):
+        resolve(made, "2")
+
+
+def test_a_change_that_did_not_do_what_was_asked_ends_with_its_reason() -> None:
+    reason = {"code": "unhealthy", "message": "cannot keep it", "remedy": "Look."}
+    error = error_of_record({"number": 4, "outcome": "reverted", "reason": reason})
+    assert error is not None
+    assert (error.code, error.exit_status, error.facts) == (ErrorCode.UNHEALTHY, 43, {"change": 4})
+    assert error_of_record({"number": 4, "outcome": "applied", "reason": None}) is None
+
+
+@pytest.mark.parametrize("verb", sorted(verb for verb, row in cli.VERBS.items() if row.on_board and verb != "receive"))
+def test_every_help_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([verb, "--help"])
+    assert left.value.code == 0
+    assert "avocadoctl" in capsys.readouterr().out.split("usage:", 1)[1].split("\n", 1)[1]
+
+
+def test_status_imports_neither_the_bus_nor_models_nor_the_host(tmp_path: Path) -> None:
+    write_status(tmp_path / "status.json", document())
+    program = (
+        "import sys; from agent.cli import main; assert main(['status', '-o', 'json']) == 0; "
+        "bad = {'dbus_fast', 'pydantic', 'asyncio', 'aiohttp', 'tuf', 'agent.host', 'subprocess'} & set(sys.modules); "
+        "sys.exit(' '.join(sorted(bad)) or 0)"
+    )
+    env = {"AVOCADO_RUN_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(TREE)}
+    finished = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=TREE, capture_output=True, text=True, timeout=30
+    )
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,167 @@
+"""The status document: what a reader makes of it, and what it says about its own age."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.status import StatusDocument, agent_entry, boottime_s, change_entry, read_status
+from agent.publish import write_status
+from agent.verbs.show import ago, size, table
+from agent.verbs.status import render
+
+
+def document(**changes: Any) -> StatusDocument:
+    made: dict[str, Any] = {
+        "schema": 1,
+        "target": "virtual",
+        "arch": "x86_64",
+        "agent": agent_entry("0.1.0", 5.0, "2026-11-30T22:00:00Z"),
+        "runtime": {
+            "name": "npu-pose",
+            "version": "1.1.0",
+            "id": "11111111-1111-4111-8111-111111111111",
+            "built_at": "2026-11-30T21:00:00Z",
+            "manifest_version": 1,
+        },
+        "previous": None,
+        "runtimes": [],
+        "extensions": [
+            {
+                "name": "pose-model",
+                "version": "4.1",
+                "isSysext": True,
+                "isConfext": False,
+                "isMerged": True,
+                "origin": "runtime",
+                "imageId": "90dcfbed-0000-5000-8000-000000000000",
+                "shortId": "90dcfbed",
+                "sha256": "0" * 64,
+                "merge_name": "98-pose-model",
+                "services": ["pose.service"],
+            }
+        ],
+        "services": [
+            {
+                "name": "pose.service",
+                "load": "loaded",
+                "active": "active",
+                "sub": "running",
+                "result": "success",
+                "restarts": 2,
+            }
+        ],
+        "inference": {
+            "state": "degraded",
+            "backend": "cpu",
+            "reason": "hung",
+            "model": {"name": "movenet-lightning", "version": "4.1"},
+            "frames": 500,
+            "fallbacks": 3,
+            "latency_ms": {"p95": 21.04},
+        },
+        "change": None,
+        "problems": [],
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def test_the_text_for_people_says_who_answers_the_camera_and_why() -> None:
+    text = render(document(), 2.0)
+    assert text.splitlines() == [
+        "Board      virtual (x86_64), agent 0.1.0, 2 s ago",
+        "Runtime    npu-pose 1.1.0  11111111-1111-4111-8111-111111111111  built 2026-11-30T21:00:00Z",
+        "Previous   none",
+        "Inference  degraded on cpu (hung), model movenet-lightning 4.1, 500 frames, 3 by fallback, p95 21.0 ms",
+        "Change     none yet",
+        "",
+        "EXTENSION   TYPE    MERGED  VERSION  ORIGIN   ID",
+        "pose-model  sysext  yes     4.1      runtime  90dcfbed",
+        "",
+        "SERVICE       STATE             RESTARTS",
+        "pose.service  active (running)  2",
+        "",
+        "Problems   none",
+    ]
+
+
+def test_a_problem_is_shown_with_what_to_type_next_and_a_change_with_why_it_went_back() -> None:
+    record = {
+        "number": 7,
+        "kind": "deploy",
+        "outcome": "reverted",
+        "steps": [{"kind": "switch_overlay", "phase": "undone"}],
+        "from_runtime": None,
+        "to_runtime": "x",
+        "started_at": "2026-11-30T22:00:00Z",
+        "ended_at": "2026-11-30T22:00:09Z",
+        "reason": {"code": "unhealthy", "message": "cannot keep the new set: the golden frame failed", "remedy": ""},
+        "facts": {"moved_bytes": 4976, "image_bytes": 2949120, "away_s": 3.2},
+    }
+    problem = {"code": "not-merged", "message": "extension x is wanted but not merged", "remedy": "avocadoctl refresh"}
+    text = render(document(change=change_entry(record), problems=[problem]), 2.0)
+    assert (
+        "Change     #7 deploy: reverted, 2026-11-30T22:00:09Z, moved 4.9 KiB of 2.8 MiB, service away 3.20 s\n"
+        "           cannot keep the new set: the golden frame failed\n"
+    ) in text
+    assert text.endswith("Problems   1\n  extension x is wanted but not merged\n    try: avocadoctl refresh")
+
+
+def test_a_fresh_document_of_a_living_agent_is_read_as_it_is(tmp_path: Path) -> None:
+    write_status(tmp_path / "status.json", document())
+    assert read_status(tmp_path)["problems"] == []
+    assert (tmp_path / "status.json").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_the_last_words_of_a_dead_agent_are_told_as_such(tmp_path: Path) -> None:
+    gone = document()
+    gone["agent"]["started_ticks"] -= 1  # the pid is there, and belongs to another process
+    write_status(tmp_path / "status.json", gone)
+    assert read_status(tmp_path)["problems"][0]["code"] == "agent-gone"
+
+
+def test_an_agent_that_writes_no_more_is_told_as_silent_whatever_the_wall_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = document()
+    old["agent"]["updated_boottime_s"] = boottime_s() - 16
+    write_status(tmp_path / "status.json", old)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    problem = read_status(tmp_path)["problems"][0]
+    assert problem["message"] == "the agent has not written its status for 16 s"
+
+
+def test_no_status_and_a_broken_one_and_a_forbidden_one_are_three_different_errors(tmp_path: Path) -> None:
+    with pytest.raises(OperationError) as absent:
+        read_status(tmp_path)
+    assert absent.value.code is ErrorCode.AGENT_UNREACHABLE
+    (tmp_path / "status.json").write_text('{"agent": {}}')
+    with pytest.raises(OperationError) as broken:
+        read_status(tmp_path)
+    assert broken.value.code is ErrorCode.INTERNAL
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything; the third error is tried as another user on the board")
+    (tmp_path / "status.json").chmod(0)
+    with pytest.raises(OperationError) as forbidden:
+        read_status(tmp_path)
+    assert forbidden.value.code is ErrorCode.NOT_PERMITTED
+
+
+def test_upstream_keys_are_kept() -> None:
+    made = json.loads(json.dumps(document()))
+    assert set(made["runtime"]) >= {"name", "version", "id", "built_at", "manifest_version"}
+    upstream = {"name", "version", "isSysext", "isConfext", "isMerged", "origin", "imageId"}
+    assert set(made["extensions"][0]) >= upstream
+
+
+def test_sizes_ages_and_columns_are_short() -> None:
+    assert [size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB"]
+    assert [ago(s) for s in (0.4, 59, 61, 3600, 7200, 200000)] == ["0 s", "59 s", "1 min", "60 min", "2 h", "2 d"]
+    assert table(("A", "LONG"), [("value", "x")]) == "A      LONG\nvalue  x"

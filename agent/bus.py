@@ -1,109 +1,40 @@
 """org.avocado.Agent1 on the system bus: translates calls into requests and records into properties; decides nothing.
 
-The contract is units/dbus-1/interfaces/org.avocado.Agent1.xml. Who calls is asked of the bus for every call, whatever
-the policy file says: root may change, root and the group avocado may read. Errors carry the name of their code and the
-four fields as JSON. A change's object stays until the next change begins, so that nobody misses its end.
+The contract is units/dbus-1/interfaces/org.avocado.Agent1.xml. Who may call what is decided in callers.py. Errors carry
+the name of their code and the four fields as JSON. A change's object stays until the next change begins, so that nobody
+misses its end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import grp
 import json
 import logging
-import pwd
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import ContextVar
 from typing import Annotated, Any
 
-from dbus_fast import DBusError, Message, MessageType, NameFlag, PropertyAccess, RequestNameReply, Variant
+from dbus_fast import DBusError, NameFlag, PropertyAccess, RequestNameReply, Variant
 from dbus_fast.aio import MessageBus
 from dbus_fast.annotations import DBusDict, DBusObjectPath, DBusSignature, DBusStr, DBusUInt32, DBusUInt64
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 
+from agent.callers import Gate
 from agent.change.record import ChangeRecord, Outcome, Phase
 from agent.contract.errors import ErrorCode, OperationError
 from agent.plan import ChangeKind
-from agent.ports.peer import BUS_NAME, BUS_PATH, PeerError, call
 from agent.requests import Ask, Changes
 
 NAME = "org.avocado.Agent1"
 PATH = "/org/avocado/Agent1"
 MANAGER = "org.avocado.Agent1.Manager"
 CHANGE = "org.avocado.Agent1.Change"
-GROUP = "avocado"
 NO_CHANGE = "/"
 
 DBusNothing = Annotated[None, DBusSignature("")]
 
-_CALL_TIMEOUT_S = 5.0
 _BYTES_EVERY_S = 0.2
 _LOG = logging.getLogger("avocado.bus")
-_sender: ContextVar[str] = ContextVar("sender", default="")
-
-
-class Gate:
-    """Who may do what, by the caller's credentials."""
-
-    def __init__(self, bus: MessageBus) -> None:
-        self._bus = bus
-        # Runs before the method, in the context its task copies.
-        bus.add_message_handler(_note_sender)
-
-    async def reader(self) -> None:
-        """Root, or a member of the group avocado. Raises `not-permitted`."""
-        if not _sender.get():
-            return  # nobody called: the library reads the properties for a signal of its own
-        credentials = await self._credentials()
-        if credentials["UnixUserID"] != 0 and not _is_member(credentials):
-            raise _forbidden("read the agent's state", f"Run it as root or as a member of the group {GROUP}.")
-
-    async def root(self) -> str:
-        """Root only; gives the name of who asks. Raises `not-permitted`."""
-        credentials = await self._credentials()
-        if credentials["UnixUserID"] != 0:
-            raise _forbidden("change this board", "Run it as root.")
-        return "root"
-
-    async def _credentials(self) -> dict[str, Any]:
-        sender = _sender.get()
-        question = Message(
-            destination=BUS_NAME,
-            path=BUS_PATH,
-            interface=BUS_NAME,
-            member="GetConnectionCredentials",
-            signature="s",
-            body=[sender],
-        )
-        try:
-            reply = await call(self._bus, question, _CALL_TIMEOUT_S)
-        except PeerError as cause:  # it hung up meanwhile
-            raise _forbidden("tell who is asking", "") from cause
-        values = {name: variant.value for name, variant in reply[0].items()}
-        if "UnixUserID" not in values:
-            raise _forbidden("tell who is asking", "")
-        return values
-
-
-def _note_sender(message: Message) -> None:
-    if message.message_type is MessageType.METHOD_CALL:
-        _sender.set(message.sender or "")
-
-
-def _is_member(credentials: dict[str, Any]) -> bool:
-    try:
-        group = grp.getgrnam(GROUP)
-        user = pwd.getpwuid(credentials["UnixUserID"])
-    except KeyError:
-        return False
-    # Older bus daemons do not list the groups.
-    groups = credentials.get("UnixGroupIDs", [])
-    return group.gr_gid in groups or user.pw_gid == group.gr_gid or user.pw_name in group.gr_mem
-
-
-def _forbidden(what: str, remedy: str) -> OperationError:
-    return OperationError(ErrorCode.NOT_PERMITTED, f"cannot {what}: not permitted", remedy)
 
 
 @contextlib.contextmanager

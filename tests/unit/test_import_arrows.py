@@ -32,13 +32,14 @@ RANKS: list[tuple[str, int]] = [
     ("agent.boot", 6),
     ("agent.requests", 6),
     ("agent.publish", 6),
+    ("agent.callers", 6),
     ("agent.bus", 7),
 ]
 ADAPTERS = "agent.ports."
 # Composition roots, and adapters among themselves.
 MAY_IMPORT_ADAPTERS = ("agent.daemon", "agent.cli", "agent.verbs.", "agent.host.", "agent.ports.")
-# Values of the bus that its translation needs, and no effect.
-ALLOWED = {("agent.bus", "agent.ports.peer")}
+# One question to the bus, about whoever asks the agent.
+ALLOWED = {("agent.callers", "agent.ports.peer")}
 
 
 @functools.cache

@@ -70,6 +70,7 @@ def assert_whole(scenarios: Iterable[list[str]], *, least: int) -> None:
     for found in scenarios:
         ran += 1
         broken += found
+    print(f"{ran} scenarios, {len(broken)} broken")  # pytest -rP shows it
     assert not broken, "\n".join(broken[:20])
     assert ran >= least
 

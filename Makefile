@@ -21,6 +21,7 @@ setup: $(SETUP) build/simnpu/libsimnpu.so ## make .venv from the hashed lock and
 
 $(SETUP): requirements/dev.txt pyproject.toml
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
+	@{ command -v mkfs.erofs && command -v strip; } >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends erofs-utils binutils; }
 	python3 -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -158,6 +158,7 @@ def run_init(arguments: argparse.Namespace) -> int:
     destination.mkdir(parents=True, exist_ok=True)
     if arguments.reference is None:
         (destination / PROJECT_FILE).write_text(_EMPTY_PROJECT, encoding="utf-8")
+        (destination / "hello.txt").write_text("merged\n", encoding="utf-8")
     else:
         known = sorted(path.parent.name for path in (HOME / "examples").glob(f"*/{PROJECT_FILE}"))
         if arguments.reference not in known:

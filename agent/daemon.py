@@ -169,7 +169,7 @@ class Daemon:
         self._config = config
         self._bus = bus
         self._parts = parts
-        self._boot_problems: list[Problem] = []
+        self._start_problems: list[Problem] = []
         planner = Planner(parts.observer, parts.journal, parts.sources)
         self.changes = Changes(parts.engine, planner, signals.cancelled, parts.sources.close, self._news)
         self._status = StatusKeeper(
@@ -206,8 +206,14 @@ class Daemon:
                 part.cancel()
 
     async def _start(self) -> None:
-        await self.changes.start_with(self._finish_and_boot)
-        notify(STATUS="Ready")
+        try:
+            await self.changes.start_with(self._finish_and_boot)
+            notify(STATUS="Ready")
+        except OperationError as error:
+            # The board runs what it runs, and its status can still be asked for.
+            _LOG.error("no change can be made: %s", error.message)
+            self._start_problems.append(_problem(error))
+            notify(STATUS=error.message)
         self._status.touch()
 
     def _finish_and_boot(self, listener: Callable[[ChangeRecord], None]) -> None:
@@ -216,8 +222,18 @@ class Daemon:
             newest = self._newest()
             if newest is not None:
                 listener(newest)
+        for work in (self._settle, self._boot):
+            try:
+                work()
+            except OperationError as error:
+                _LOG.warning("%s", error.message)
+                self._start_problems.append(_problem(error))
+
+    def _settle(self) -> None:
         self._parts.settle(_SETTLE_TIMEOUT_S)
-        self._boot_problems = self._parts.boot.run(
+
+    def _boot(self) -> None:
+        self._start_problems += self._parts.boot.run(
             start_timeout_s=self._config.start_timeout_s, command_timeout_s=self._config.command_timeout_s
         )
 
@@ -236,7 +252,7 @@ class Daemon:
         return self._parts.observer.document(
             self.changes.record,
             inference,
-            self._boot_problems,
+            self._start_problems,
             busy=self.changes.busy,
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),
@@ -269,6 +285,10 @@ class Daemon:
         while interval_s is not None:
             notify(WATCHDOG="1")
             await asyncio.sleep(interval_s / 3)
+
+
+def _problem(error: OperationError) -> Problem:
+    return Problem(error.code.value, error.message, error.remedy)
 
 
 def _board(state: Path) -> dict[str, Any]:

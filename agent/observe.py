@@ -10,9 +10,10 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from agent.change.record import ChangeRecord, Outcome
 from agent.contract.errors import OperationError
@@ -29,9 +30,10 @@ from agent.contract.status import (
 )
 from agent.extensions import ExtensionView, Problem, compare, owned_services
 from agent.plan import NpuFacts, Observed, shown_runtime
-from agent.ports.protocols import ImageReader, Inference, Kind, Overlay, Runtimes, Store, Units, UnitState
+from agent.ports.protocols import ImageReader, Inference, Kind, MergedSet, Overlay, Runtimes, Store, Units, UnitState
 
 _DESCRIBE_TIMEOUT_S = 2.0
+_Answer = TypeVar("_Answer")
 
 Releases = dict[str, Mapping[Kind, Mapping[str, str]]]
 
@@ -167,23 +169,26 @@ class Observer:
         now: str,
     ) -> StatusDocument:
         """The status document. `inference` is what the pose service says of itself; `busy`: services may be down."""
-        manifests, unreadable = self.disk.manifests()
+        manifests, errors = self.disk.manifests()
         runtimes = self.disk.runtimes
         active, previous = runtimes.active(), runtimes.previous()
-        on_trial = record.to_runtime if record is not None and record.outcome is Outcome.RUNNING else None
         wanted = manifests.get(active or "")
-        listed = [e for m in manifests.values() for e in m.extensions]
-        releases, bad_images = self.disk.releases(listed)
+        trial = manifests.get(record.to_runtime or "") if record and record.outcome is Outcome.RUNNING else None
+        # What cannot be asked is one more problem in the document, never the end of it.
+        merged = _kept(self._overlay.merged, MergedSet({}), errors)
+        releases, bad_images = self.disk.releases(e for m in manifests.values() for e in m.extensions)
         report = compare(
-            manifests.get(on_trial or "") if self._is_shown(manifests.get(on_trial or "")) else wanted,
-            self._overlay.merged(),
+            trial if trial is not None and _is_shown(trial, merged) else wanted,
+            merged,
             held=self.disk.store.image_ids(),
             releases=releases,
             others=[m for runtime, m in manifests.items() if runtime != active],
         )
-        services = self._units.states(list(dict.fromkeys(u for v in report.extensions if v.wanted for u in v.services)))
+        owned = list(dict.fromkeys(unit for view in report.extensions if view.wanted for unit in view.services))
+        none: dict[str, UnitState] = {}
+        services = _kept(partial(self._units.states, owned), none, errors)
         problems = [
-            *(_problem_of(error) for error in (*unreadable, *bad_images)),
+            *(_problem_of(error) for error in (*errors, *bad_images)),
             *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in extra_problems),
             *(() if busy else service_problems(services)),
@@ -203,12 +208,18 @@ class Observer:
             "problems": problems,
         }
 
-    def _is_shown(self, manifest: Manifest | None) -> bool:
-        if manifest is None:
-            return False
-        names = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
-        merged = self._overlay.merged()
-        return names == {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}
+
+def _kept(ask: Callable[[], _Answer], otherwise: _Answer, errors: list[OperationError]) -> _Answer:
+    try:
+        return ask()
+    except OperationError as error:
+        errors.append(error)
+        return otherwise
+
+
+def _is_shown(manifest: Manifest, merged: MergedSet) -> bool:
+    names = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
+    return names == {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}
 
 
 def owned_by(extensions: Iterable[Extension], releases: Mapping[str, Mapping[Kind, Mapping[str, str]]]) -> list[str]:

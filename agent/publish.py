@@ -63,8 +63,15 @@ class StatusKeeper:
 
     async def keep(self) -> None:
         """Publish for as long as the daemon runs."""
+        last = ""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except (OperationError, OSError) as error:
+                # The file then grows old and readers say so; a change at work must not end for it.
+                if str(error) != last:
+                    _LOG.warning("cannot publish the status: %s", error)
+                last = str(error)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), self._interval_s)

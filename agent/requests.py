@@ -144,6 +144,7 @@ class Changes:
         self._busy = ""
         self._thread: threading.Thread | None = None
         self._opened = asyncio.Event()
+        self._refusal: OperationError | None = None
         self.record: ChangeRecord | None = None  # the running one, else the last
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -178,10 +179,18 @@ class Changes:
         return first.result()
 
     async def start_with(self, work: Callable[[Listener], None]) -> None:
-        """What the agent has to finish before it takes requests; until then they wait. Raises what it raises."""
+        """What the agent has to finish before it takes requests; until then they wait.
+
+        When it cannot, it says why, and so does every later request.
+        """
         tell = self._teller(None)
-        await self._start("the agent's start", lambda: work(tell))
-        self._opened.set()
+        try:
+            await self._start("the agent's start", lambda: work(tell))
+        except OperationError as error:
+            self._refusal = error
+            raise
+        finally:
+            self._opened.set()
 
     async def exclusively(self, what: str, work: Callable[[], None]) -> None:
         """Run something that must not meet a change. Raises `change-running`, and what it raises."""
@@ -192,6 +201,8 @@ class Changes:
         # A board that has just booted is no reason to refuse a deploy.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._opened.wait(), _START_PATIENCE_S)
+        if self._refusal is not None:
+            raise self._refusal
 
     def cancel(self, number: int) -> None:
         """The running change is asked to stop. Raises `unsupported` once the switch has begun."""

@@ -63,14 +63,14 @@ class Rig:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=TREE, env=environment(self.address, PATH=path), stderr=log)
 
-    async def ready(self) -> None:
+    async def ready(self, refused_with: str) -> None:
         async with asyncio.timeout(20):
             while True:
                 if self.process.poll() is not None:
                     raise AssertionError((self.folder / "log").read_text())
-                # Answered only when the start is finished, and then refused for want of a runtime.
+                # Answered only when the start is finished, and refused: mostly for want of a runtime.
                 reply = await self.ask("Refresh")
-                if reply.error_name == "org.avocado.Error.NotFound":
+                if reply.error_name == refused_with:
                     return
                 await asyncio.sleep(0.05)
 
@@ -108,13 +108,13 @@ def rig(tmp_path: Path, address: str) -> Iterator[Rig]:
         made.process.wait(5)
 
 
-def serving(rig: Rig, use: Callable[[], Any]) -> None:
+def serving(rig: Rig, use: Callable[[], Any], *, refused_with: str = "org.avocado.Error.NotFound") -> None:
     async def scenario() -> None:
         await rig.systemd.appear(rig.address)
         rig.bus = await MessageBus(rig.address, bus_type=BusType.SYSTEM).connect()
         try:
             rig.start()
-            await rig.ready()
+            await rig.ready(refused_with)
             await use()
         finally:
             # The daemon asks systemd while it ends; the loop must answer.
@@ -211,6 +211,30 @@ def test_an_interrupted_change_is_reverted_at_start_and_the_bus_shows_it(rig: Ri
         assert [change["number"] for change in listed] == [1]
 
     serving(rig, use)
+
+
+def test_an_unreadable_journal_leaves_the_status_readable_and_every_change_refused_by_its_reason(rig: Rig) -> None:
+    (rig.state / "changes").mkdir()
+    (rig.state / "changes/1.json").write_text('{"schema": 99}')
+
+    async def use() -> None:
+        error = await rig.error("Refresh")
+        assert error.code is ErrorCode.NEWER_SCHEMA
+        assert error.message == "cannot read the change record: schema 99, this agent reads 1 of change 1"
+        document = json.loads((await rig.ask("Describe")).body[0])
+        assert [problem["code"] for problem in document["problems"]] == ["newer-schema"]
+
+    serving(rig, use, refused_with="org.avocado.Error.NewerSchema")
+
+
+def test_a_tool_of_systemd_that_fails_is_a_problem_and_not_the_end_of_the_agent(rig: Rig) -> None:
+    (rig.folder / "bin/systemd-confext").write_text("#!/bin/sh\necho 'no such thing' >&2; exit 1\n")
+
+    async def use() -> None:
+        document = json.loads((await rig.ask("Describe")).body[0])
+        assert "cannot run systemd-confext: no such thing" in [problem["message"] for problem in document["problems"]]
+
+    serving(rig, use, refused_with="org.avocado.Error.SwitchFailed")
 
 
 REFUSALS: list[tuple[str, str, list[Any], ErrorCode, str]] = [

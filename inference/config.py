@@ -112,6 +112,19 @@ class PoseConfig(_Section):
     accelerator: AcceleratorConfig = AcceleratorConfig()
 
 
+def keys_help() -> str:
+    """Every key with its default, as TOML."""
+    lines: list[str] = []
+    for section, value in PoseConfig():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_toml(default)}" for key, default in value]
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    return '""  (none)' if value is None else f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
 def read_config(path: Path | None) -> PoseConfig:
     """Read `path`; with None read the default path, where a missing file means the defaults."""
     source = path or DEFAULT_PATH

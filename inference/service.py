@@ -19,7 +19,7 @@ from pathlib import Path
 
 from inference import journal
 from inference.accelerator import load_accelerator
-from inference.config import AcceleratorConfig, ConfigError, PoseConfig, read_config
+from inference.config import AcceleratorConfig, ConfigError, PoseConfig, keys_help, read_config
 from inference.errors import InferenceError
 from inference.journal import event, in_one_line, set_up_logging
 from inference.link import SupervisorLink, SupervisorSettings
@@ -34,7 +34,11 @@ _log = logging.getLogger(__name__)
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `serve` to the command line."""
     parser = subparsers.add_parser(
-        "serve", help="run the pose service", description="Run the pose service until SIGTERM."
+        "serve",
+        help="run the pose service",
+        description="Run the pose service until SIGTERM.",
+        epilog=f"pose.toml, every key with its default:\n\n{keys_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="pose.toml (default: /etc/avocado/pose.toml, if there is one)")
     parser.add_argument(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.config import ConfigError, parse_config, read_config
+from inference.config import ConfigError, keys_help, parse_config, read_config
 
 
 def test_an_empty_file_gives_the_defaults() -> None:
@@ -86,3 +86,9 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
 def test_beyond_loopback_is_allowed_with_a_token() -> None:
     config = parse_config("[web]\nlisten='0.0.0.0:8080'\ntoken_file='/run/token'", "pose.toml")
     assert not config.web.is_loopback
+
+
+def test_the_help_lists_every_key_with_its_default() -> None:
+    text = keys_help()
+    assert 'source = "auto"\nfps = 30.0\n' in text
+    assert parse_config(text.replace('token_file = ""  (none)', ""), "help") == parse_config("", "empty")

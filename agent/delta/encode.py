@@ -12,6 +12,7 @@ import contextlib
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,12 +37,17 @@ Progress = Callable[[int, int], None]
 
 _QUICK_LEVEL = 3
 _BEST_LEVEL = 19
-_SMALL_WINDOW_BYTES = 256 * 1024
+_SMALL_WINDOW_BYTES = 64 * 1024
 # A copy this short between two changed stretches costs less inside the segment's frame than as an operation of its
 # own with a new frame after it.
 _BRIDGED_COPY_BYTES = 64 * 1024
 # How much worse than the best an estimate may be and still be tried with the slow compressor.
-_WORTH_TRYING = 1.25
+_WORTH_TRYING = 1.1
+
+# Where a segment stays large, a window of this format's full size is tried, which takes long to search.
+_WIDE_FROM_BYTES = 2048
+_WIDE_LEVEL = 12
+_OPERATION_BYTES = 8
 
 Candidate = tuple[Op, bytes]
 
@@ -120,10 +126,12 @@ def _operations(old: Buffer, new: Buffer) -> Iterator[Candidate]:
             yield Op(OpKind.COPY, first.length, first.offset), b""
             shift = first.offset - first.start
             continue
-        apart = list(_encode_apart(group, old, new, shift, _shift_after(runs, group)))
-        together = list(_encode_gap(_span(group), old, new, _shifts(group, shift, _shift_after(runs, group))))
-        chosen = together if _cost(together) < _cost(apart) or len(group) == 1 else apart
-        yield from chosen
+        following = _shift_after(runs, group)
+        together = list(_estimate_gap(_span(group), old, new, _shifts(group, shift, following)))
+        apart = list(_estimate_apart(group, old, new, shift, following))
+        chosen = apart if len(group) > 1 and _cost(apart) <= _cost(together) else together
+        for segment in chosen:
+            yield segment.smallest(old, new)
         shift = next((run.offset - run.start for run in reversed(group) if run.offset is not None), shift)
 
 
@@ -160,8 +168,8 @@ def _span(group: Sequence[Run]) -> Run:
     return Run(group[0].start, _length(group), None)
 
 
-def _cost(candidates: Sequence[Candidate]) -> int:
-    return sum(len(payload) + 8 for _, payload in candidates)
+def _cost(segments: Sequence[_Segment]) -> int:
+    return sum(len(segment.ways[0][1]) + _OPERATION_BYTES for segment in segments)
 
 
 def _shift_after(runs: Sequence[Run], group: Sequence[Run]) -> int | None:
@@ -187,56 +195,70 @@ def _shifts(group: Sequence[Run], before: int, after: int | None) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _encode_apart(
+def _estimate_apart(
     group: Sequence[Run], old: Buffer, new: Buffer, before: int, after: int | None
-) -> Iterator[Candidate]:
-    if len(group) == 1:
-        return
+) -> Iterator[_Segment]:
     for position, run in enumerate(group):
         if run.offset is not None:
-            yield Op(OpKind.COPY, run.length, run.offset), b""
+            yield _Segment(run.start, [(Op(OpKind.COPY, run.length, run.offset), b"")])
             before = run.offset - run.start
             continue
         following = group[position + 1] if position + 1 < len(group) else None
         next_shift = following.offset - following.start if following and following.offset is not None else after
-        yield from _encode_gap(run, old, new, _shifts((), before, next_shift))
+        yield from _estimate_gap(run, old, new, _shifts((), before, next_shift))
 
 
-def _encode_gap(gap: Run, old: Buffer, new: Buffer, shifts: Sequence[int]) -> Iterator[Candidate]:
+def _estimate_gap(gap: Run, old: Buffer, new: Buffer, shifts: Sequence[int]) -> Iterator[_Segment]:
     for start in range(gap.start, gap.start + gap.length, DEFAULT_SEGMENT_BYTES):
         length = min(DEFAULT_SEGMENT_BYTES, gap.start + gap.length - start)
-        yield _encode_segment(start, new[start : start + length], old, shifts)
+        yield _Segment(start, _estimate(start, new[start : start + length], old, shifts))
 
 
-def _encode_segment(start: int, data: bytes, old: Buffer, shifts: Sequence[int]) -> Candidate:
-    """The smallest way to make one segment."""
-    ways = [_data(data, _QUICK_LEVEL)]
+def _estimate(start: int, data: bytes, old: Buffer, shifts: Sequence[int]) -> list[Candidate]:
+    """Every way to make one segment with the quick compressor, the smallest first."""
+    ways = [_data(data)]
     for shift in shifts:
         if len(old) >= MIN_WINDOW_BYTES:
             ways.append(_prefix(start, data, old, shift, _window_size(len(data)), _QUICK_LEVEL))
         if 0 <= start + shift <= len(old) - len(data):
-            ways.append(_add(start, data, old, shift, _QUICK_LEVEL))
-    smallest = min(len(payload) for _, payload in ways)
-    best: Candidate | None = None
-    for op, payload in sorted(ways, key=lambda way: len(way[1])):
-        if len(payload) > smallest * _WORTH_TRYING + 64:
-            break
-        for tried in ((op, payload), _again(op, data, old)):
-            if best is None or len(tried[1]) < len(best[1]):
-                best = tried
-    assert best is not None  # noqa: S101 (DATA is always among the ways)
-    if best[0].kind is OpKind.PREFIX and len(best[1]) > 2048 and len(old) > best[0].window_bytes:
-        wide = _prefix(start, data, old, best[0].offset + best[0].window_bytes // 2 - start, DEFAULT_WINDOW_BYTES, 12)
-        best = min(best, wide, key=lambda way: len(way[1]))
-    return best
+            ways.append(_add(start, data, old, shift))
+    return sorted(ways, key=_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A segment and the ways to make it, estimated, the smallest first."""
+
+    start: int
+    ways: Sequence[Candidate]
+
+    def smallest(self, old: Buffer, new: Buffer) -> Candidate:
+        """The smallest way, after the slow compressor tried those that are worth it."""
+        best = self.ways[0]
+        if best[0].kind is OpKind.COPY:
+            return best
+        data = new[self.start : self.start + best[0].length]
+        bound = len(best[1]) * _WORTH_TRYING + 64
+        for op, payload in self.ways:
+            if len(payload) <= bound:
+                best = min(best, (op, payload), _again(op, data, old), key=_size)
+        op = best[0]
+        if op.kind is OpKind.PREFIX and len(best[1]) > _WIDE_FROM_BYTES and len(old) > op.window_bytes:
+            shift = op.offset + op.window_bytes // 2 - self.start - op.length // 2
+            best = min(best, _prefix(self.start, data, old, shift, DEFAULT_WINDOW_BYTES, _WIDE_LEVEL), key=_size)
+        return best
+
+
+def _size(way: Candidate) -> int:
+    return len(way[1])
 
 
 def _window_size(length: int) -> int:
     return min(DEFAULT_WINDOW_BYTES, max(_SMALL_WINDOW_BYTES, 4 * length))
 
 
-def _data(data: bytes, level: int) -> Candidate:
-    payload = zstd.compress(data, level)
+def _data(data: bytes) -> Candidate:
+    payload = zstd.compress(data, _QUICK_LEVEL)
     return Op(OpKind.DATA, len(data), payload_bytes=len(payload)), payload
 
 
@@ -248,9 +270,9 @@ def _prefix(start: int, data: bytes, old: Buffer, shift: int, size: int, level: 
     return Op(OpKind.PREFIX, len(data), offset, size, len(payload)), payload
 
 
-def _add(start: int, data: bytes, old: Buffer, shift: int, level: int) -> Candidate:
+def _add(start: int, data: bytes, old: Buffer, shift: int) -> Candidate:
     offset = start + shift
-    payload = zstd.compress(subtract_bytes(data, old[offset : offset + len(data)]), level)
+    payload = zstd.compress(subtract_bytes(data, old[offset : offset + len(data)]), _QUICK_LEVEL)
     return Op(OpKind.ADD, len(data), offset, payload_bytes=len(payload)), payload
 
 

@@ -28,7 +28,7 @@ WAIT_S = 20.0
 
 # Deadlines a busy machine with two cores still meets, and a rhythm that makes a test short.
 QUICK: Mapping[str, Any] = {
-    "deadlines": {"create_s": 3.0, "prepare_s": 3.0, "soft_ms_floor": 40.0, "soft_ms_ceiling": 60.0},
+    "deadlines": {"create_s": 3.0, "prepare_s": 3.0, "soft_ms_floor": 60.0, "soft_ms_ceiling": 80.0},
     "recovery": {
         "golden_passes": 2,
         "golden_every_s": 0.15,

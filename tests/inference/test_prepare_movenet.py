@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 from inference import litert
 from inference.cli import main
+from inference.errors import InferenceError
 from inference.model import load_centre_weight, load_golden_frame, load_model
 from inference.pose import decode_heads, golden_oks
+from inference.prepare.vela import find_vela
 from tests import models
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +83,36 @@ def test_variants_are_two_versions_alike_in_nearly_every_byte(prepared, tmp_path
 def test_a_spoiled_model_loads_and_fails_only_its_golden_frame(prepared, tmp_path):
     spoiled = models.spoil_model(prepared, tmp_path / "spoiled")
     assert golden_score(spoiled) < 0.5 < load_model(spoiled).oks_min("cpu")
+
+
+def test_an_ethos_u_without_vela_is_refused_before_any_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert main(["prepare", "never-read.json", "--target", "imx93-ethosu", "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == (
+        "avocado-infer: cannot compile for an Ethos-U: vela is not installed\n"
+        "  try: install it: pip install ethos-u-vela==5.2.0\n"
+    )
+
+
+@pytest.mark.long
+def test_an_ethos_u_takes_every_operator_in_one_piece(prepared, tmp_path):
+    try:
+        find_vela()
+    except InferenceError as error:
+        pytest.skip(error.message)
+    out = tmp_path / "movenet-lightning"
+    graph = str(ASSETS / "movenet-lightning.json")
+    assert main(["prepare", graph, "--target", "imx93-ethosu", "--out", str(out)]) == 0
+    placed = models.read(out)["placement"]["imx93-ethosu"]
+    assert (placed["partitions"], placed["cpu"], sum(placed["accelerated"].values())) == (1, {}, 93)
+    assert load_model(out).file_for("cpu").read_bytes() == (prepared / "cpu.tflite").read_bytes()
+
+
+@pytest.mark.long
+def test_one_scale_per_tensor_stays_as_near_to_float_as_one_per_channel(prepared, tmp_path):
+    out = tmp_path / "movenet-lightning"
+    graph = str(ASSETS / "movenet-lightning.json")
+    assert main(["prepare", graph, "--target", "imx8mp-vx", "--out", str(out)]) == 0
+    accuracy = models.read(out)["accuracy"]
+    assert accuracy["imx8mp-vx"]["distance_mean"] <= max(0.012, 1.5 * accuracy["cpu"]["distance_mean"])

@@ -91,7 +91,7 @@ def placement(library: Path, model: Path, **options: str):
 def test_with_every_operator_claimed_nothing_stays_on_the_cpu(library, model):
     found = placement(library, model, ops=ALL_OPERATORS)
     assert (sum(found.accelerated.values()), dict(found.cpu), found.partitions) == (10, {}, 1)
-    assert found.summary() == "10 of 10 operators in 1 pieces"
+    assert found.summary() == "10 of 10 operators in 1 piece"
 
 
 def test_it_claims_only_the_operators_it_was_told_to(library, model):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ from tests.device.forward import Forward
 from tests.device.poses import PoseReader, Seen
 from tests.device.process import BoardError
 from tests.device.progress import step
-from tests.device.reference import NEW_MODEL, PAGE_PORT, Reference, wait_until_serving
+from tests.device.reference import NEW_MODEL, PAGE_PORT, Ran, Reference, wait_until_serving
 from tests.models import spoil_model
 
 DEMO = TREE / "build/demo"
@@ -70,7 +71,7 @@ def prepare(board: Board) -> Reference:
     with step("building five extensions"):
         project = Reference.start(DEMO / "project")
         built = project.build()
-    for image in built["images"]:
+    for image in built["runtime"]["extensions"]:
         say(f"{image['name']:14} {image['size_bytes'] / 1e6:7.2f} MB  {image['image_id'][:8]}")
     with step("provisioning"):
         project.provision(board)
@@ -89,7 +90,7 @@ def deploy_new_model(project: Reference, board: Board, viewer: PoseReader) -> di
     began = time.monotonic()
     ran = project.deploy(board)
     ended = time.monotonic()
-    show(ran.stderr)
+    show_deploy(ran)
     back = viewer.wait_for(lambda seen: seen.backend == "npu", 30, since=ended)
     document = ran.document
     figures = {
@@ -138,10 +139,11 @@ def deploy_bad_model(project: Reference, board: Board, viewer: PoseReader) -> di
     """A model whose weights were damaged before it was signed: well signed, well formed, wrong."""
     title("Deploy a model that fails its golden frame")
     bad = DEMO / "bad-model"
+    shutil.rmtree(bad, ignore_errors=True)
     spoil_model(NEW_MODEL, bad)
     project.use_model(bad)
     ran = project.deploy(board, check=False)
-    show(ran.stderr)
+    show_deploy(ran)
     if ran.status == 0:
         raise BoardError("a model that fails its golden frame was accepted")
     viewer.wait_for(lambda seen: seen.backend == "npu", 30, since=time.monotonic())
@@ -177,6 +179,13 @@ def title(text: str) -> None:
 def say(text: str) -> None:
     """A line of the story."""
     print(f"   {text}", flush=True)
+
+
+def show_deploy(ran: Ran) -> None:
+    """The lines of a deploy; its JSON error is told as the text form tells it."""
+    show("\n".join(line for line in ran.stderr.splitlines() if not line.startswith("{")))
+    if (error := ran.document.get("error")) is not None:
+        show(f"avocadoctl: {error['message']}\n  try: {error['remedy']}")
 
 
 def show(text: str) -> None:

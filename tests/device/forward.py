@@ -71,9 +71,10 @@ class Forward:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         here = asyncio.current_task()
         assert here is not None
-        self._connections.add(here)
+        self._connections[here] = [writer]
         try:
             board_reader, board_writer = await asyncio.open_unix_connection(self._socket)
+            self._connections[here].append(board_writer)
             try:
                 async with asyncio.TaskGroup() as both_ways:
                     both_ways.create_task(_pump(reader, board_writer))
@@ -83,13 +84,15 @@ class Forward:
         except* OSError:
             pass  # one side left; the other learns it from the end of its own connection
         finally:
-            self._connections.discard(here)
+            del self._connections[here]
             writer.close()
 
     async def _stop_serving(self) -> None:
         self._server.close()
-        for connection in list(self._connections):
-            connection.cancel()
+        for writers in self._connections.values():
+            for writer in writers:
+                # Not the task: asyncio reports a cancelled connection handler as an error before Python 3.12.
+                writer.transport.abort()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -94,15 +94,16 @@ class Reference:
         """`avocadoctl -H root@board -o json status`."""
         return self.avocadoctl("-H", BOARD, "-o", "json", "status", board=board).document
 
-    def avocadoctl(self, *arguments: str, board: Board | None = None, check: bool = True, timeout_s: float = 60) -> Ran:
-        """Run the installed command; with a board, that board's ssh is the first on PATH."""
-        environment = {
-            **os.environ,
-            # Images carry bytecode of the board's own Python, made by the interpreter of its root file system.
-            "AVOCADO_BOARD_PYTHON": str(rootfs.board_python()),
-        }
+    def environment(self, board: Board | None = None) -> dict[str, str]:
+        """What a command runs with; with a board, that board's ssh is the first on PATH."""
+        # Images carry bytecode of the board's own Python, made by the interpreter of its root file system.
+        environment = {**os.environ, "AVOCADO_BOARD_PYTHON": str(rootfs.board_python())}
         if board is not None:
             environment["PATH"] = f"{board.access.programs}:{environment['PATH']}"
+        return environment
+
+    def avocadoctl(self, *arguments: str, board: Board | None = None, check: bool = True, timeout_s: float = 60) -> Ran:
+        """Run the installed command; with a board, that board's ssh is the first on PATH."""
         program = Path(sys.executable).with_name("avocadoctl")
         done = subprocess.run(
             [str(program), *arguments],
@@ -110,7 +111,7 @@ class Reference:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            env=environment,
+            env=self.environment(board),
             cwd=TREE,
             check=False,
         )

@@ -39,9 +39,8 @@ class Placement:
         """For a person: `87 of 93 operators in 4 pieces; on the CPU: LOGISTIC 2, ...`."""
         taken, left = sum(self.accelerated.values()), sum(self.cpu.values())
         rest = ", ".join(f"{name} {count}" for name, count in sorted(self.cpu.items()))
-        return f"{taken} of {taken + left} operators in {self.partitions} pieces" + (
-            f"; on the CPU: {rest}" if rest else ""
-        )
+        pieces = "1 piece" if self.partitions == 1 else f"{self.partitions} pieces"
+        return f"{taken} of {taken + left} operators in {pieces}" + (f"; on the CPU: {rest}" if rest else "")
 
 
 def place(file: Path, delegate: Any) -> Placement:

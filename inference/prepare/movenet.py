@@ -21,12 +21,13 @@ from inference.measure.placement import place
 from inference.model import write_document
 from inference.pose import decode_heads
 from inference.prepare.calibrate import Pictures
-from inference.prepare.evaluate import MAX_DISTANCE, clearest, compare, require
+from inference.prepare.evaluate import MAX_DISTANCE, Accuracy, clearest, compare, require
 from inference.prepare.graph import Array
 from inference.prepare.pictures import list_pictures, load_pictures
 from inference.prepare.recipe import CPU, RECIPES, VARIANTS, Recipe, quantize, recipe_for
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.tfjs import MoveNet, read_movenet
+from inference.prepare.vela import Compiled, compile_for, find_vela
 from inference.prepare.writer import write_float
 
 HEADS = ("center", "regress", "heatmap", "offset")
@@ -53,6 +54,8 @@ class Job:
 def prepare_movenet(job: Job, say: Say) -> None:
     """Write the model folder `job.out`; it appears complete or not at all."""
     recipe = recipe_for(job.target)
+    if recipe.vela:
+        find_vela()
     movenet = read_movenet(job.source)
     side = movenet.net.input_shape[1]
     say(f"read {job.source}: {len(movenet.net.layers)} layers down to the heads")
@@ -71,12 +74,13 @@ def prepare_movenet(job: Job, say: Say) -> None:
         for accelerator, file in files.items():
             path = folder / file.name
             path.write_bytes(file.content)
-            posing, how = _posing(job, accelerator, path, movenet)
+            posing, how = _posing(job, accelerator, file, path, movenet)
             accuracy = compare([posing(picture) for picture in held_out], float_poses)
             say(f"{accelerator} ({how}): {accuracy.summary()}")
             require(accuracy, f"quantized for {accelerator}")
-            _record(document, accelerator, path, golden=posing(golden), accuracy=accuracy.as_dict(), how=how)
-        _record_placement(document, job, folder / files[job.target].name, say)
+            _record(document, accelerator, file, path, _Judged(posing(golden), accuracy, how))
+        if job.target != CPU:
+            _record_placement(document, job, files[job.target], folder, say)
         document["digests"] = {name: _sha256(folder / name) for name in ("golden.npy", "centre_weight.npy")}
         write_document(folder, document)
         shutil.rmtree(job.out, ignore_errors=True)
@@ -86,30 +90,38 @@ def prepare_movenet(job: Job, say: Say) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """What an accelerator loads; `int8` is the same before it was compiled into something only an NPU runs."""
+
     name: str
     content: bytes
+    int8: bytes
+    compiled: Compiled | None = None
 
 
 def _quantized(job: Job, movenet: MoveNet, say: Say) -> dict[str, _File]:
     """One file for the CPU and one for the target; the same one where their recipes make the same bytes."""
-    count = len(list_pictures(job.calibration))
+    passes = _passes(job, movenet.net.input_shape[1])
+    made: dict[tuple[bool, bool], _File] = {}
     files: dict[str, _File] = {}
     for accelerator in dict.fromkeys((CPU, job.target)):
-        recipe, cpu = recipe_for(accelerator), recipe_for(CPU)
-        if (recipe.per_channel, recipe.careful) == (cpu.per_channel, cpu.careful) and files:
-            files[accelerator] = files[CPU]
-            continue
-        passes = _passes(job, movenet.net.input_shape[1], count)
-        files[accelerator] = _File(
-            f"{accelerator}.tflite", quantize(movenet.net, passes, recipe, VARIANTS[job.variant])
-        )
-        scales = "channel" if recipe.per_channel else "tensor"
-        say(f"{accelerator}: INT8 with one scale per {scales}, {count} pictures, variant {job.variant}")
+        recipe = recipe_for(accelerator)
+        key = (recipe.per_channel, recipe.careful)
+        if key not in made:
+            content = quantize(movenet.net, passes, recipe, VARIANTS[job.variant])
+            made[key] = _File(f"{accelerator}.tflite", content, content)
+            scales = "channel" if recipe.per_channel else "tensor"
+            say(f"{accelerator}: INT8 with one scale per {scales}, variant {job.variant}")
+        files[accelerator] = made[key]
+        if recipe.vela:
+            compiled = compile_for(made[key].int8, recipe.vela)
+            files[accelerator] = _File(f"{accelerator}.tflite", compiled.content, made[key].int8, compiled)
+            say(f"{accelerator}: compiled for {recipe.vela}, estimated {compiled.estimate_ms:.1f} ms a frame")
     return files
 
 
-def _passes(job: Job, side: int, count: int) -> Pictures:
+def _passes(job: Job, side: int) -> Pictures:
     """Reads the calibration pictures anew for every pass over them, with a bar on a terminal."""
+    count = len(list_pictures(job.calibration))
 
     def once() -> Iterable[Array]:
         pictures = load_pictures(job.calibration, side)
@@ -124,11 +136,13 @@ def _decode(movenet: MoveNet, heads: Mapping[str, Array]) -> Array:
     return decode_heads(center, regress, heatmap, offset, movenet.centre_weight)
 
 
-def _posing(job: Job, accelerator: str, path: Path, movenet: MoveNet) -> tuple[Callable[[Array], Array], str]:
+def _posing(
+    job: Job, accelerator: str, file: _File, path: Path, movenet: MoveNet
+) -> tuple[Callable[[Array], Array], str]:
     """Picture to pose as this accelerator would, and in what way that was possible here."""
     delegate = None if accelerator == CPU else _delegate(job, accelerator)
     if accelerator != CPU and delegate is None:
-        reference = Runner(path.read_bytes(), Kernels.REFERENCE)
+        reference = Runner(file.int8, Kernels.REFERENCE)
         return (lambda picture: _decode(movenet, reference(picture))), "reference kernels, its delegate is not here"
     side = movenet.net.input_shape[1]
     backend = litert.prepare(path, delegate, 1, movenet.net.input, HEADS, side)
@@ -185,29 +199,38 @@ def _describe(job: Job, recipe: Recipe, movenet: MoveNet) -> dict[str, Any]:
     }
 
 
-def _record(
-    document: dict[str, Any], accelerator: str, path: Path, *, golden: Array, accuracy: Mapping[str, float], how: str
-) -> None:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    golden: Array
+    accuracy: Accuracy
+    how: str
+
+
+def _record(document: dict[str, Any], accelerator: str, file: _File, path: Path, judged: _Judged) -> None:
+    toolchain = {tool: metadata.version(tool) for tool in _TOOLS}
+    if file.compiled is not None:
+        toolchain["ethos-u-vela"] = file.compiled.version
     document["files"][accelerator] = {
         "path": path.name,
         "sha256": _sha256(path),
         "recipe": RECIPES[accelerator].name,
-        "toolchain": {tool: metadata.version(tool) for tool in _TOOLS},
+        "toolchain": toolchain,
     }
-    document["golden"]["poses"][accelerator] = [[round(float(value), 5) for value in row] for row in golden]
+    document["golden"]["poses"][accelerator] = [[round(float(value), 5) for value in row] for row in judged.golden]
     document["golden"]["oks_min"][accelerator] = OKS_MIN
-    document["golden"]["made_with"][accelerator] = how
-    document["accuracy"][accelerator] = dict(accuracy)
+    document["golden"]["made_with"][accelerator] = judged.how
+    document["accuracy"][accelerator] = judged.accuracy.as_dict()
 
 
-def _record_placement(document: dict[str, Any], job: Job, path: Path, say: Say) -> None:
-    if job.target == CPU:
-        return
-    delegate = _delegate(job, job.target)
-    if delegate is None:
-        say(f"placement on {job.target}: unknown, its delegate is not on this machine")
-        return
-    placement = place(path, delegate)
+def _record_placement(document: dict[str, Any], job: Job, file: _File, folder: Path, say: Say) -> None:
+    if file.compiled is not None:
+        placement = file.compiled.placement
+    else:
+        delegate = _delegate(job, job.target)
+        if delegate is None:
+            say(f"placement on {job.target}: unknown, its delegate is not on this machine")
+            return
+        placement = place(folder / file.name, delegate)
     document["placement"][job.target] = placement.as_dict()
     say(f"placement on {job.target}: {placement.summary()}")
 

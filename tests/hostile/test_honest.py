@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+import agent
 from agent.contract.errors import ErrorCode, OperationError
 from tests.hostile.board import Stage, image, later
 from tests.hostile.server import Handler, Server
@@ -155,6 +158,34 @@ def test_a_part_that_lost_its_tail_in_a_power_cut_starts_over(stage: Stage, serv
     server.rules.clear()
     assert fetch_all(stage, server.url).way == "full"
     assert stage.store.image(wanted.image_id).read_bytes() == big
+
+
+DEVICE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cryptography", "numpy", "yaml"):
+            raise ModuleNotFoundError(name)
+sys.path[:0] = {paths!r}
+sys.meta_path.insert(0, Absent())
+from pathlib import Path
+from agent.ports.fetch import HttpFetcher
+from agent.ports.files import FileStore, write_durably
+from agent.trust import Trust, open_source
+state = Path({state!r})
+trust = Trust(state / "metadata", "virtual", "x86_64", lambda: None, lambda: {now!r}, write_durably)
+source = open_source(HttpFetcher({url!r}), trust, FileStore(state))
+print(source.fetch(source.manifest().extensions[0], [], lambda done, total: None).way)
+source.close()
+"""
+
+
+def test_a_board_without_the_host_s_packages_verifies_and_fetches(stage: Stage, server: Server) -> None:
+    stage.publish(image(1, SIZE))
+    paths = [str(Path(agent.__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
+    code = DEVICE.format(paths=paths, state=str(stage.state), now=stage.clock, url=server.url)
+    finished = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=50)
+    assert (finished.stdout, finished.stderr) == ("full\n", "")
 
 
 def test_a_second_refresh_fetches_only_the_timestamp(stage: Stage, server: Server) -> None:

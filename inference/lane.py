@@ -325,6 +325,8 @@ class Lane:
                 self.message = self.remedy = ""
                 self._log(f"the {self.backend} serves", self.backend, self.life)
             case Action.QUARANTINE | Action.GIVE_UP:
+                if action is Action.GIVE_UP and not self.remedy:
+                    self.remedy = "restart pose.service to try it again"
                 self._log(f"the {self.backend} is {self.life.phase}: {self.message}", self.backend, self.life)
             case Action.KEEP | Action.ASK_CPU:
                 pass

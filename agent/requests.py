@@ -72,8 +72,9 @@ class Planner:
         """The change. Raises OperationError when the request is refused."""
         observed = self._observer.observe(self._journal)
         wanted = self._wanted(ask, observed)
-        steps = plan_change(observed, wanted)
         shown = shown_runtime(observed)
+        _keep_the_agent(ask, shown, wanted.manifest)
+        steps = plan_change(observed, wanted)
         to = wanted.manifest or (observed.runtimes.get(observed.active or "") if ask.kind is not _UNMERGE else None)
         return NewChange(
             kind=ask.kind.value,
@@ -123,6 +124,30 @@ class Planner:
 
 
 _UNMERGE = ChangeKind.UNMERGE
+_AGENT_EXTENSION = "avocado-agent"
+
+
+def _keep_the_agent(ask: Ask, shown: Manifest | None, wanted: Manifest | None) -> None:
+    """A change must not take away the unit, the bus policy and the code of the agent that makes it."""
+    if shown is None or not _carries_agent(shown):
+        return  # the agent is part of the base
+    if ask.kind is _UNMERGE:
+        raise OperationError(
+            ErrorCode.UNSUPPORTED,
+            f"cannot unmerge: the agent itself runs from extension {_AGENT_EXTENSION}",
+            "Run 'systemd-sysext unmerge' by hand; 'systemctl restart systemd-sysext' brings everything back.",
+        )
+    if wanted is not None and not _carries_agent(wanted):
+        raise OperationError(
+            ErrorCode.REQUIREMENT_UNMET,
+            f"cannot {ask.kind.value} runtime {wanted.runtime.name} {wanted.runtime.version}: it leaves out"
+            f" {_AGENT_EXTENSION}, which this board needs to change anything again",
+            f"Add {_AGENT_EXTENSION} to the runtime's extensions in avocado.yaml.",
+        )
+
+
+def _carries_agent(manifest: Manifest) -> bool:
+    return any(extension.name == _AGENT_EXTENSION for extension in manifest.extensions)
 
 
 class Changes:

@@ -175,7 +175,7 @@ async def _change(bridge: Bridge, requested_by: str, *, dry_run: bool) -> Record
         path = (await client.call("Deploy", "sa{sv}", body, timeout_s=_PLAN_TIMEOUT_S))[0]
         while True:
             record = await client.record(path)
-            if record["outcome"] != "running" or dry_run:
+            if record["outcome"] != "running":
                 return record
             _tell(await _progress(client, path, record))
             await client.news()

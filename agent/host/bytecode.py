@@ -71,7 +71,12 @@ def find_compiler(minor: str) -> Compiler | None:
 
 
 def _ask(argv: tuple[str, ...], minor: str) -> Compiler | None:
-    answer = run([*argv, "-I", "-c", _ASK], 60.0)
+    try:
+        answer = run([*argv, "-I", "-c", _ASK], 60.0)
+    except OperationError as error:
+        if error.code is ErrorCode.TOOL_MISSING:
+            return None
+        raise
     words = answer.stdout.decode(errors="replace").split()
     if answer.status != 0 or words[:2] != ["avocado", "cpython"] or ".".join(words[2:4]) != minor:
         return None

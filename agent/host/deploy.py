@@ -31,6 +31,10 @@ from agent.verbs.client import error_of_record
 
 Status = dict[str, Any]
 
+# A change that lost its host while it fetched gives up by itself well within this.
+_ASK_AGAIN_S = 90.0
+_ASK_EVERY_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -173,15 +177,37 @@ async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = F
     argv = ["avocadoctl", "receive", "--requested-by", _who()]
     if dry_run:
         argv.append("--dry-run")
-    async with open_session(board, argv) as session:
-        await session.handshake()
-        async with serving(folder, session.socket):
-            async for event in session.events():
-                if event["event"] == "result":
-                    report.clear()
-                    return event
-                _show_event(event, report)
+    number = 0
+    try:
+        async with open_session(board, argv) as session:
+            await session.handshake()
+            async with serving(folder, session.socket):
+                async for event in session.events():
+                    if event["event"] == "result":
+                        report.clear()
+                        return event
+                    number = int(event.get("change") or 0)
+                    _show_event(event, report)
+    except OperationError as error:
+        if error.code is not ErrorCode.SSH_FAILED or not number:
+            raise
+        report.say(f"the connection to {board.host} was lost; asking how change #{number} ended")
+        return await _ask_again(board, number, error)
     raise AssertionError("a session ends with a result or an error")
+
+
+async def _ask_again(board: Board, number: int, lost: OperationError) -> dict[str, Any]:
+    """The result of a change whose connection was lost: it went on by its own rules. Raises `lost` when out of time."""
+    deadline = time.monotonic() + _ASK_AGAIN_S
+    while time.monotonic() < deadline:
+        try:
+            record = await ask(board, ["history", "show", str(number)])
+        except OperationError:
+            record = {}  # the link may still be down; the deadline bounds this
+        if record.get("outcome") not in (None, "running"):
+            return {"event": "result", "change": record, "error": None}
+        await asyncio.sleep(_ASK_EVERY_S)
+    raise lost
 
 
 def _show_event(event: dict[str, Any], report: Report) -> None:
@@ -199,7 +225,7 @@ def _outcome(result: dict[str, Any], moves: list[Move]) -> dict[str, Any]:
         error = error_of_record(record)
     facts = record.get("facts") or {}
     return {
-        "outcome": record.get("outcome") or "refused",
+        "outcome": "planned" if facts.get("dry_run") else record.get("outcome") or "refused",
         "moves": [move.as_dict() for move in moves],
         "moved_bytes": facts.get("moved_bytes", 0),
         "image_bytes": facts.get("image_bytes", sum(m.size_bytes for m in moves if m.way != "held")),
@@ -216,8 +242,8 @@ def closing_line(document: dict[str, Any]) -> str:
     if document["outcome"] == "unchanged":
         return f"{host}: nothing to change, it runs this runtime already"
     if document["dry_run"]:
-        steps = [step["kind"] for step in (document["change"] or {}).get("steps", [])]
-        return f"{host}: would run {', '.join(steps)}; nothing was changed"
+        plan = ((document["change"] or {}).get("facts") or {}).get("plan") or []
+        return f"{host}: would run {', '.join(step['kind'] for step in plan)}; nothing was changed"
     changed = [
         f"{move['name']} {move['from_version'] or 'none'} -> {move['to_version']}"
         for move in document["moves"]

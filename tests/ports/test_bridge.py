@@ -45,6 +45,7 @@ case ${CASE:-none} in
     notfound) exec env PATH=/nowhere /bin/sh -c "$*";;
     user) echo 'root@board: Permission denied (publickey).' >&2; exit 255;;
     hostkey) echo 'Host key verification failed.' >&2; exit 255;;
+    dropped) [[ $* = *receive* ]] && exec timeout --signal=KILL 3 $*;;
     unreachable) echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255;;
 esac
 [ "${CASE:-none}" = none ] && exec /bin/sh -c "$*"
@@ -143,7 +144,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (programs / "ssh").write_text(SSH)
     (programs / "avocadoctl").write_text(
         f'#!/bin/sh\nfor word; do [ "$word" = receive ] && set -- "$@" --run-dir {run_dir}; done\n'
-        'for word; do [ "$word" = status ] && { cat "$BRIDGE_STATUS"; exit; }; done\n'
+        'for word; do [ "$word" = status -o "$word" = history ] && { cat "$BRIDGE_STATUS"; exit; }; done\n'
         f'exec {sys.executable} -m agent.cli "$@"\n'
     )
     for program in programs.iterdir():
@@ -248,6 +249,19 @@ def test_a_link_that_drops_during_a_change_says_where_to_look(bus_address: str, 
     assert caught.value.code is ErrorCode.SSH_FAILED
     assert caught.value.message == "cannot follow the change on root@board: the connection was lost"
     assert caught.value.remedy == "See how it ended: avocadoctl -H root@board history"
+
+
+def test_a_change_that_goes_on_without_its_link_is_asked_for_again(
+    bus_address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "status.json").write_text('{"number": 7, "outcome": "applied", "facts": {"moved_bytes": 3}}')
+    monkeypatch.setenv("CASE", "dropped")
+    agent = FakeAgent()
+    agent.hang = True
+    agent.requests = []
+    result = carried(agent, folder)
+    assert (result["change"]["outcome"], result["error"]) == ("applied", None)
+    assert "avocadoctl -o json history show 7" in (folder.parent / "ssh.log").read_text()
 
 
 def test_receive_ends_by_itself_when_the_host_is_gone(bus_address: str, folder: Path) -> None:

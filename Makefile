@@ -71,12 +71,15 @@ board-down: ## stop the virtual board and take everything it made away
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
 
-BENCHES := fallback
+BENCHES := fallback delta
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
 
 bench-fallback: setup model ## from the NPU's missed deadline to the CPU's pose for the same frame
 	$(PY) -m bench.fallback
+
+bench-delta: setup model ## bytes, time and memory of our deltas beside those of six other tools
+	$(PY) -m bench.delta
 
 format: $(SETUP) ## let ruff format the tree
 	$(PY) -m ruff format .
@@ -86,4 +89,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback format clean
+.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-delta format clean

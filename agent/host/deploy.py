@@ -54,6 +54,7 @@ class Move:
     name: str
     from_version: str
     to_version: str
+    changed: bool  # the board runs another image of it now, or none
     way: str  # held | delta | full
     transfer_bytes: int
     size_bytes: int
@@ -64,8 +65,11 @@ class Move:
 
     def line(self) -> str:
         """For a person."""
-        versions = self.to_version if self.from_version == self.to_version else f"{self.from_version or 'none'} -> "
-        versions += "" if self.from_version == self.to_version else self.to_version
+        versions = self.to_version
+        if self.from_version != self.to_version:
+            versions = f"{self.from_version or 'none'} -> {self.to_version}"
+        if not self.changed:
+            return f"  {self.name} {versions}: unchanged"
         if self.way == "held":
             return f"  {self.name} {versions}: on the board already"
         return f"  {self.name} {versions}: {self.way} {megabytes(self.transfer_bytes)} of {megabytes(self.size_bytes)}"
@@ -153,14 +157,21 @@ def _move(
     bases: Mapping[str, list[Path]],
     published: Published,
 ) -> Move:
-    before = next((str(e.get("version", "")) for e in on_board if e.get("name") == extension.name), "")
-    if extension.image_id in held:
-        return Move(extension.name, before, extension.version, "held", 0, extension.size_bytes)
-    deltas = published.delta_bytes.get(extension.image_id, {})
-    if deltas:
-        return Move(extension.name, before, extension.version, "delta", min(deltas.values()), extension.size_bytes)
-    full = published.full_bytes[extension.image_id]
-    return Move(extension.name, before, extension.version, "full", full, extension.size_bytes)
+    now = next((e for e in on_board if e.get("name") == extension.name and e.get("origin") == "runtime"), {})
+    way, transfer_bytes = "held", 0
+    if extension.image_id not in held:
+        deltas = published.delta_bytes.get(extension.image_id, {}).values()
+        way = "delta" if deltas else "full"
+        transfer_bytes = min(deltas) if deltas else published.full_bytes[extension.image_id]
+    return Move(
+        name=extension.name,
+        from_version=str(now.get("version", "")),
+        to_version=extension.version,
+        changed=now.get("imageId") != extension.image_id,
+        way=way,
+        transfer_bytes=transfer_bytes,
+        size_bytes=extension.size_bytes,
+    )
 
 
 def _show_plan(board: Board, status: Status, built: BuiltRuntime, moves: list[Move], report: Report) -> None:
@@ -247,10 +258,13 @@ def closing_line(document: dict[str, Any]) -> str:
     changed = [
         f"{move['name']} {move['from_version'] or 'none'} -> {move['to_version']}"
         for move in document["moves"]
-        if move["way"] != "held"
+        if move["changed"]
     ]
     parts = [f"{host}: {', '.join(changed) or 'order of extensions'}"]
-    parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
+    if document["image_bytes"]:
+        parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
+    else:
+        parts.append("nothing to move")
     if document["away_s"] is not None:
         parts.append(f"service away {document['away_s']:.2f} s")
     if document["backend"]:

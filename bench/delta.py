@@ -55,9 +55,11 @@ class Row:
 SPAWN = """
 import json, os, resource, subprocess, sys, time
 began = time.monotonic()
-status = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+if done.returncode:
+    sys.stderr.buffer.write(done.stderr)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-print(json.dumps([status, round(time.monotonic() - began, 3), peak]))
+print(json.dumps([done.returncode, round(time.monotonic() - began, 3), peak]))
 """
 
 

@@ -39,7 +39,7 @@ class Forward:
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="forward", daemon=True)
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._connections: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         self._thread.start()
         try:
             holds_within(lambda: self._socket.exists() or self._ssh.poll() is not None, timeout_s)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.contract.errors import EXIT_STATUS, ErrorCode
 from tests.device.board import TREE, Board
 from tests.device.poses import PoseReader
 from tests.device.reference import FIRST_MODEL, NEW_MODEL, PAGE_PORT, Reference, wait_until_serving
@@ -175,12 +176,12 @@ def test_a_power_cut_in_a_trial_boots_the_old_set(serving: Board, project: Refer
     try:
         wait_for_step(serving, "confirm_health")
         serving.power_cut()
-        deploying.communicate(timeout=90)
+        serving.boot()
+        said = deploying.communicate(timeout=120)
     finally:
         deploying.kill()
         project.use_model(FIRST_MODEL)
-    assert deploying.returncode != 0
-    serving.boot()
+    assert deploying.returncode == EXIT_STATUS[ErrorCode.POWER_LOST], said
     wait_until_serving(serving, SERVING_S)
     assert active(serving) == before
     status = project.status(serving)

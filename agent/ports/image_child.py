@@ -1,120 +1,58 @@
 """A child process that mounts one image where nobody else sees it, and prints its extension-release file.
 
-Run as a script, `python3 -I image_child.py IMAGE KIND NAME`, by ports/images.py. The image is untrusted: it is mounted
-read-only without devices, set-uid or execution, in a private mount namespace that dies with this process; inside it
-every path component is opened without following links; what is read is bounded. Needs CAP_SYS_ADMIN. It answers with
-one JSON object: `release` (the file's text) or `error`, and imports nothing but the standard library.
+Started by ports/images.py with the arguments IMAGE KIND NAME. The image is untrusted: it is mounted read-only without
+devices, set-uid or execution, in a private mount namespace that dies with this process; inside it every path component
+is opened without following links; what is read is bounded. Needs CAP_SYS_ADMIN. It answers with one JSON object:
+`release` (the file's text) or `error`, and imports nothing but the standard library and ports/mounts.py.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import json
 import os
 import stat
-import struct
 import sys
+
+from agent.ports.mounts import MS_NODEV, MS_NOEXEC, MS_NOSUID, RefusedError, mount_image, own_namespace
 
 MAX_RELEASE_BYTES = 64 * 1024
 _FOLDERS = {"sysext": ("usr", "lib", "extension-release.d"), "confext": ("etc", "extension-release.d")}
-
-_CLONE_NEWNS = 0x00020000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 16384, 1 << 18
-_LOOP_CTL_GET_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
-_LO_FLAGS_READ_ONLY, _LO_FLAGS_AUTOCLEAR = 1, 4
-_LOOP_CONFIG = "II" + "QQQQQIIII64s64s32s2Q" + "8Q"  # struct loop_config: fd, block_size, loop_info64, reserved
-_ATTEMPTS = 5
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class RefusedError(Exception):
-    """The image is not one that can be merged."""
 
 
 def main(argv: list[str]) -> int:
     """Print what was found, as JSON."""
     image, kind, name = argv[1:4]
     try:
-        _own_namespace()
-        _mount_image(image)
-        answer = {"release": _read_release(kind, name)}
+        own_namespace()
+        descriptor = open_image(image)
+        # /tmp exists everywhere, and in this namespace nobody else looks at it.
+        mount_image(descriptor, "/tmp", MS_NOSUID | MS_NODEV | MS_NOEXEC)  # noqa: S108
+        answer = {"release": read_release("/tmp", kind, name)}  # noqa: S108
     except RefusedError as refused:
         answer = {"error": str(refused)}
     except OSError as cause:
-        answer = {"error": f"{cause.strerror}" + (f" ({cause.filename})" if cause.filename else "")}
+        answer = {"error": said(cause)}
     json.dump(answer, sys.stdout)
     return 0
 
 
-def _own_namespace() -> None:
-    if _libc.unshare(_CLONE_NEWNS) != 0:
-        raise OSError(ctypes.get_errno(), "no private mount namespace: " + os.strerror(ctypes.get_errno()))
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+def said(cause: OSError) -> str:
+    """An operating system's error in words."""
+    return f"{cause.strerror}" + (f" ({cause.filename})" if cause.filename else "")
 
 
-def _mount(what: str | None, where: str, kind: str | None, flags: int) -> None:
-    encoded = [None if text is None else os.fsencode(text) for text in (what, where, kind)]
-    if _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), None) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, "it does not mount: " + os.strerror(code))
+def open_image(image: str) -> int:
+    """A descriptor of the image, which is a plain file."""
+    descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise RefusedError("it is not a plain file")
+    return descriptor
 
 
-def _mount_image(image: str) -> None:
-    descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RefusedError("it is not a plain file")
-        kind = _file_system(descriptor)
-        loop, device = _attach(descriptor)
-        try:
-            # /tmp exists everywhere, and in this namespace nobody else looks at it.
-            _mount(device, "/tmp", kind, _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)  # noqa: S108
-        finally:
-            os.close(loop)  # detaches by itself once nothing holds it
-    finally:
-        os.close(descriptor)
-
-
-def _file_system(descriptor: int) -> str:
-    head = os.pread(descriptor, 1152, 0)
-    if head[:4] == b"hsqs":
-        name, size = "squashfs", struct.unpack_from("<Q", head, 40)[0]
-    elif len(head) == 1152 and head[1024:1028] == struct.pack("<I", 0xE0F5E1E2):
-        name, size = "erofs", struct.unpack_from("<I", head, 1024 + 36)[0] << min(head[1024 + 12], 16)
-    else:
-        raise RefusedError("it is neither EROFS nor squashfs")
-    # The kernel mounts an image that was cut off, and finds out when somebody reads what is missing.
-    if os.fstat(descriptor).st_size < size:
-        raise RefusedError(f"it is cut off: {os.fstat(descriptor).st_size} of {size} bytes")
-    return name
-
-
-def _attach(descriptor: int) -> tuple[int, str]:
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for _ in range(_ATTEMPTS):
-            device = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            loop = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-            flags = _LO_FLAGS_READ_ONLY | _LO_FLAGS_AUTOCLEAR
-            config = struct.pack(_LOOP_CONFIG, descriptor, 0, *[0] * 8, flags, b"", b"", b"", 0, 0, *[0] * 8)
-            try:
-                fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
-            except OSError as cause:
-                os.close(loop)
-                if cause.errno == errno.EBUSY:  # somebody else was faster
-                    continue
-                raise
-            return loop, device
-    finally:
-        os.close(control)
-    raise OSError(errno.EBUSY, "no free loop device")
-
-
-def _read_release(kind: str, name: str) -> str:
-    root = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: S108
+def read_release(where: str, kind: str, name: str) -> str:
+    """The text of the release file in the image that is mounted at `where`."""
+    root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if kind == "sysext" and _is_there(root, ("usr", "lib"), "os-release"):
         raise RefusedError("it carries usr/lib/os-release, so systemd takes it for a whole system")
     folder = _walk(root, _FOLDERS[kind])

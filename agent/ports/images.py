@@ -7,12 +7,11 @@ stalls the kernel's reader takes nothing of the agent with it, and no mount is e
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.extensions import parse_release
-from agent.ports import image_child
+from agent.ports import child, image_child, mounts
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind
 
@@ -23,13 +22,12 @@ class MountedImages:
     """The ImageReader port by a private loop mount."""
 
     def __init__(self) -> None:
-        # A bad set of extensions can take this file away while the agent runs; the text is kept from the start.
-        self._script = Path(image_child.__file__).read_text(encoding="utf-8")
+        self._command = child.command(mounts, image_child)
 
     def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
         """The image's extension-release keys. Raises `bad-image` when it is absent, not a plain file, or unreadable."""
         finished = run_checked(
-            [sys.executable, "-I", "-c", self._script, str(image), kind.value, name],
+            [*self._command, str(image), kind.value, name],
             _TIMEOUT_S,
             failure=ErrorCode.BAD_IMAGE,
         )

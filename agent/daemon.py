@@ -26,6 +26,7 @@ from dbus_fast.aio import MessageBus
 from agent import VERSION
 from agent.boot import BootHalf
 from agent.bus import AgentBus, Board
+from agent.change import events
 from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord
@@ -209,6 +210,7 @@ class Daemon:
         try:
             await self.changes.start_with(self._finish_and_boot)
             notify(STATUS="Ready")
+            events.event(events.AGENT_READY, logging.INFO, await asyncio.to_thread(self._serves))
         except OperationError as error:
             # The board runs what it runs, and its status can still be asked for.
             _LOG.error("no change can be made: %s", error.message)
@@ -228,6 +230,17 @@ class Daemon:
             except OperationError as error:
                 _LOG.warning("%s", error.message)
                 self._start_problems.append(_problem(error))
+
+    def _serves(self) -> str:
+        """What the board runs, in the words of the status document, for who reads the journal."""
+        status = self._gather(None)
+        runtime, extensions = status.get("runtime"), status.get("extensions") or []
+        if not runtime:
+            return f"agent {VERSION} ready: no runtime is active"
+        merged = ", ".join(f"{one['name']} {one['version']}" for one in extensions if one["isMerged"]) or "nothing"
+        return (
+            f"agent {VERSION} ready: runtime {runtime['id']} ({runtime['name']} {runtime['version']}), merged: {merged}"
+        )
 
     def _settle(self) -> None:
         self._parts.settle(_SETTLE_TIMEOUT_S)

@@ -28,7 +28,7 @@ from inference import litert
 from inference.accelerator import load_accelerator
 from inference.frames import SIDE, FrameRing
 from inference.model import load_golden_frame, load_model
-from inference.orders import orders_for
+from inference.orders import Places, orders_for
 from inference.policy import Backend
 from inference.processes import python_command
 from inference.records import NOTE_LIMIT, Ask, Kind, Reply, kind_of, pack_note, unpack_note
@@ -82,6 +82,7 @@ class Bench:
             "deadlines": {"soft_ms_floor": SOFT_MS, "soft_ms_ceiling": SOFT_MS, "first_invoke_s": 1.0},
             "recovery": {"golden_passes": 1, "backoff_s": 0.0, "backoff_max_s": 0.0, "give_up_after": 1 << 30},
         }
+        places = Places(folder / "cache", folder / "reset-request", folder / "reset-answer")
         self.ring = FrameRing.create()
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -89,7 +90,7 @@ class Bench:
             command = python_command("inference.supervisor", *map(str, descriptors), str(os.getpid()))
             self.process = subprocess.Popen(command, pass_fds=descriptors, stderr=subprocess.DEVNULL)
         self.link.settimeout(15)
-        self.link.send(pack_note(orders_for(load_accelerator("virtual", overrides), model_dir).as_dict()))
+        self.link.send(pack_note(orders_for(load_accelerator("virtual", overrides), model_dir, places).as_dict()))
         self.backend = Backend.NONE
         self.killed: Counter[str] = Counter()
         self.sequence = 0

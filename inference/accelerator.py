@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inference.errors import InferenceError
+from inference.policy import Rung
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Pause = Annotated[float, Field(ge=0, le=3600)]
@@ -61,13 +62,40 @@ class Recovery(_Table):
     give_up_after: Annotated[int, Field(ge=1)] = 8
     healthy_s: Seconds = 10.0
     reap_s: Seconds = 2.0
+    idle_close_s: Pause = 0.0
 
 
 class Reset(_Table):
-    """The rungs tried in order as failures add up, and how often each may be used."""
+    """The rungs tried in order as failures add up, and how often each may be used in one row of failures.
 
-    ladder: tuple[Literal["new_worker", "rebind", "reload_module", "reboot"], ...] = ("new_worker",)
-    limits: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    `device` is the sysfs folder of the device that `rebind` takes from its driver and gives back; without it, the
+    device behind the first of `nodes`. The limit of `reboot` holds across reboots.
+    """
+
+    ladder: tuple[Rung, ...] = (Rung.NEW_WORKER,)
+    limits: dict[Rung, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    device: Annotated[str, Field(pattern=r"^(/sys/.+)?$")] = ""
+    patience_s: Seconds = 30.0
+    quarantine_s: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _mild_first(self) -> Reset:
+        if not self.ladder or self.ladder[0] is not Rung.NEW_WORKER:
+            raise ValueError("the ladder must begin with new_worker")
+        order = [list(Rung).index(rung) for rung in self.ladder]
+        if order != sorted(set(order)):
+            raise ValueError("the ladder must name each rung once, from mild to harsh: " + ", ".join(Rung))
+        if unused := set(self.limits) - set(self.ladder):
+            raise ValueError(f"limits names {', '.join(sorted(unused))}, which the ladder does not have")
+        return self
+
+    def limit(self, rung: Rung, default: int) -> int:
+        """How often a rung may be used."""
+        return self.limits.get(rung, default)
+
+    def beyond_workers(self) -> tuple[Rung, ...]:
+        """The rungs that need root."""
+        return self.ladder[1:]
 
 
 class Share(_Table):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from inference.deadlines import Latencies, first_invoke_s
@@ -28,33 +27,34 @@ from inference.policy import (
     Phase,
     Ready,
     Reason,
+    ResetDone,
     SoftMissed,
     Tick,
     Unkillable,
+    Wanted,
     decide,
 )
 from inference.processes import Pipes, WorkerProcess
+from inference.reaping import Reaper
 from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, kind_of, unpack_note
+from inference.reset import ResetDoor
+from inference.task import Task
 
 # A zygote imports the runtime first, which a cold, busy board does in seconds.
 _LAUNCH_S = 30.0
 _SLOW_PROBE_S = 0.2
 
 
-@dataclass(slots=True)
-class _Task:
-    kind: Kind
-    sequence: int
-    sent_at: float
-    soft_at: float
-    hard_at: float
-    late: bool = False
-
-
 class Lane:
     """See the module."""
 
-    def __init__(self, order: LaneOrder, launcher: Launcher, log: Callable[[str, Backend, Life], None]) -> None:
+    def __init__(
+        self,
+        order: LaneOrder,
+        launcher: Launcher,
+        door: ResetDoor,
+        log: Callable[[str, Backend, Life], None],
+    ) -> None:
         self.backend = order.backend
         self.life = Life()
         self.worker: WorkerProcess | None = None
@@ -68,12 +68,12 @@ class Lane:
         self.model: Mapping[str, str] = {}
         self.order = order
         self._launcher = launcher
+        self._door = door
         self._log = log
         self._generation = 0
         self._pending: Pipes | None = None
-        self._dying: list[WorkerProcess] = []
-        self._awaited: WorkerProcess | None = None
-        self._task: _Task | None = None
+        self._reaper = Reaper()
+        self._task: Task | None = None
         self._stage_deadline: float | None = None
         self._fresh = True
         self._golden_at = 0.0
@@ -97,7 +97,7 @@ class Lane:
 
     def descriptors(self) -> list[int]:
         """What to wait on."""
-        waited = [worker.pidfd for worker in self._dying]
+        waited = self._reaper.descriptors()
         if self.worker is not None:
             waited.append(self.worker.pidfd)
             if not self.worker.hung_up:
@@ -108,20 +108,25 @@ class Lane:
         """When `tick` has something to do at the latest."""
         times = []
         if self._task is not None:
-            times.append(self._task.hard_at if self._task.late else self._task.soft_at)
+            times.append(self._task.next_at)
         elif self.idle and self.life.phase in (Phase.PROVING, Phase.SERVING):
             times.append(self._golden_at)
         if self._stage_deadline is not None:
             times.append(self._stage_deadline)
         if self.life.phase is Phase.BACKING_OFF:
             times.append(self.life.retry_at)
-        if self.life.phase is Phase.ENDING and self._awaited is not None:
-            times.append(self._awaited.killed_at + self.order.reap_s)
+        overdue_at = self._reaper.overdue_at(self.order.reap_s)
+        if self.life.phase is Phase.ENDING and overdue_at is not None:
+            times.append(overdue_at)
         return min(times, default=None)
 
     def ask(self, sequence: int, slot: int, now: float) -> bool:
         """Send a frame to the idle worker; False, and the lane has failed, when it cannot take it."""
         return self._send(Kind.FRAME, sequence, slot, now)
+
+    def wake(self, now: float) -> None:
+        """Somebody asks for this backend; one that was closed for want of work opens again."""
+        self._happened(Wanted(), now)
 
     def test_soon(self, now: float) -> None:
         """Run the golden frame as soon as the worker is idle."""
@@ -136,9 +141,11 @@ class Lane:
         """Let time pass: deadlines, retries, reaping, and the golden frame when nobody waits for this lane."""
         self._expire_stage(now)
         self._expire_task(now)
-        awaited = self._awaited
-        if awaited is not None and self.life.phase is Phase.ENDING and now >= awaited.killed_at + self.order.reap_s:
-            self._happened(Unkillable(len(self._dying)), now)
+        overdue_at = self._reaper.overdue_at(self.order.reap_s)
+        if overdue_at is not None and self.life.phase is Phase.ENDING and now >= overdue_at:
+            self._happened(Unkillable(len(self._reaper.pids())), now)
+        if self._door.waiting:
+            self._look_for_reset(now)
         self._happened(Tick(), now)
         if self.idle and self._golden_is_due(now, frames_wait=frames_wait):
             self._golden_at = now + self.order.golden_every_s
@@ -179,12 +186,12 @@ class Lane:
 
     def pids(self) -> list[int]:
         """Every worker of this lane that is not reaped."""
-        return [worker.pid for worker in (self.worker, *self._dying) if worker is not None]
+        return [*self._reaper.pids(), *([self.worker.pid] if self.worker is not None else [])]
 
     @property
     def reaped(self) -> bool:
         """Whether no process of this lane is left."""
-        return self.worker is None and not self._dying
+        return self.worker is None and not self._reaper.pids()
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +270,9 @@ class Lane:
         if kind is Kind.GOLDEN and self._fresh:
             seen_s = None if self.first_invoke_ms is None else self.first_invoke_ms / 1000
             soft_s = hard_s = first_invoke_s(self.order.limits, seen_s)
-        self._task = _Task(kind, sequence, now, now + soft_s, now + hard_s)
+        self._task = Task.sent(kind, sequence, now, soft_s, hard_s)
+        if kind is Kind.GOLDEN:
+            self._task.watch(worker.pid, now)
         if worker.send(Token(kind, self._generation, sequence, slot)):
             return True
         self._fail(Failed(Reason.CRASHED), now, f"cannot go on: the {self.backend} worker takes no more tokens")
@@ -280,21 +289,35 @@ class Lane:
             self._fail(Failed(Reason.HUNG), now, f"cannot start the {self.backend}: its worker hangs while it prepares")
 
     def _expire_task(self, now: float) -> None:
-        task = self._task
-        if task is None or now < task.soft_at:
+        task, worker = self._task, self.worker
+        if task is None or worker is None or now < task.soft_at:
             return
-        if now >= task.hard_at:
-            waited_ms = (now - task.sent_at) * 1000
-            self._fail(
-                Failed(Reason.HUNG), now, f"cannot go on: the {self.backend} gave no answer in {waited_ms:.0f} ms"
-            )
-        elif not task.late:
+        if not task.late:
             task.late = True
+            if task.kind is Kind.FRAME:
+                task.watch(worker.pid, now)
             # The CPU has nobody to ask; its hard deadline is all there is.
             if task.kind is Kind.FRAME and self.backend is Backend.NPU:
                 action = self._happened(SoftMissed(), now)
                 if action in (Action.ASK_CPU, Action.DEMOTE):
                     self._outcomes.append(Late(task.sequence))
+        if task.hung(worker.pid, now):
+            waited_ms = (now - task.sent_at) * 1000
+            self._fail(
+                Failed(Reason.HUNG), now, f"cannot go on: the {self.backend} gave no answer in {waited_ms:.0f} ms"
+            )
+
+    def _look_for_reset(self, now: float) -> None:
+        # An NPU in quarantine waits for its worker's death anyway; any other for as long as the policy says.
+        overdue = self.life.phase is not Phase.QUARANTINED and now >= self.life.retry_at
+        answer = self._door.answer(overdue=overdue)
+        if answer is not None:
+            self._log(
+                f"{answer.rung} {'done' if answer.done else 'refused'}: {answer.message}", self.backend, self.life
+            )
+            if not answer.done:
+                self.message, self.remedy = f"cannot {answer.rung} for the {self.backend}: {answer.message}", ""
+            self._happened(ResetDone(answer.done), now)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -313,6 +336,12 @@ class Lane:
                 self.restarts += 1
                 self.concluded_first_invoke = True
                 self._discard_worker(now)
+            case Action.CLOSE:
+                self._log(f"the {self.backend} is closed: no frame for a while", self.backend, self.life)
+                self._discard_worker(now)
+            case Action.RESET:
+                self._log(f"{self.life.rung} for the {self.backend}: {self.message}", self.backend, self.life)
+                self._door.ask(self.life.rung)
             case Action.PROVE:
                 self._golden_at = now
             case Action.DEMOTE:
@@ -355,20 +384,13 @@ class Lane:
         if worker is None:
             self._happened(Ended(), now)
             return
-        worker.kill(now)
-        self._dying.append(worker)
-        self._awaited = worker
+        self._reaper.kill(worker, now)
         self.reap(now)
 
     def reap(self, now: float) -> None:
         """Collect workers that have died. Never waits."""
-        for worker in list(self._dying):
-            ended = worker.reap()
-            if ended is None:
-                continue
-            self._dying.remove(worker)
+        for pid, ended, awaited in self._reaper.collect():
             if ended not in ("SIGKILL", "status 0"):
-                self._log(f"the {self.backend} worker {worker.pid} ended by {ended}", self.backend, self.life)
-            if worker is self._awaited:
-                self._awaited = None
+                self._log(f"the {self.backend} worker {pid} ended by {ended}", self.backend, self.life)
+            if awaited:
                 self._happened(Ended(), now)

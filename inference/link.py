@@ -26,10 +26,11 @@ import numpy.typing as npt
 from inference.accelerator import load_accelerator
 from inference.errors import InferenceError
 from inference.frames import SIDE, SLOTS, FrameRing
-from inference.orders import orders_for
+from inference.orders import Places, orders_for
 from inference.policy import Backend, Phase, Reason
 from inference.processes import python_command
 from inference.records import NOTE_LIMIT, Ask, Kind, Reply, kind_of, pack_note, unpack_note
+from inference.reset import ANSWER, REQUEST
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,10 @@ class SupervisorSettings:
     """What to run and where.
 
     `profile` is the path of an accelerator profile, or the name of a shipped one. `run_dir` is a writable folder
-    (the service's RuntimeDirectory). `overrides` replaces parts of the profile, for tests: the same nested keys as the
-    TOML file, for example `{"nodes": [], "delegate": {"options": {...}}, "recovery": {"backoff_s": 0.05}}`. `only`
-    starts a single backend, to try it.
+    (the service's RuntimeDirectory), `cache_dir` the one that keeps compiled graphs (by default the unit's
+    CacheDirectory, or one below `run_dir`), and `reset_answer` root's answer to a reset. `overrides` replaces parts of
+    the profile, for tests: the same nested keys as the TOML file, for example `{"nodes": [], "delegate": {"options":
+    {...}}, "recovery": {"backoff_s": 0.05}}`. `only` starts a single backend, to try it.
     """
 
     model_dir: Path
@@ -58,6 +60,14 @@ class SupervisorSettings:
     run_dir: Path
     overrides: Mapping[str, Any] = field(default_factory=dict)
     only: Backend | None = None
+    cache_dir: Path | None = None
+    reset_answer: Path = ANSWER
+
+    def places(self) -> Places:
+        """What the supervisor is told of these folders."""
+        given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+        cache_dir = self.cache_dir or (Path(given) if given else self.run_dir / "cache")
+        return Places(cache_dir.absolute(), (self.run_dir / REQUEST).absolute(), self.reset_answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class SupervisorLink:
     async def start(cls, settings: SupervisorSettings) -> SupervisorLink:
         """Spawn the supervisor; returns when it is up. Backends may still be starting, or have failed: see `state`."""
         accelerator = load_accelerator(settings.profile, settings.overrides)
-        orders = orders_for(accelerator, settings.model_dir, only=settings.only)
+        orders = orders_for(accelerator, settings.model_dir, settings.places(), only=settings.only)
         if not orders.lanes:
             raise InferenceError(f"cannot run only the {settings.only}: profile {accelerator.name} has none")
         ring = FrameRing.create()

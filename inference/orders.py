@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inference.deadlines import Limits
-from inference.policy import Backend, Rules
+from inference.policy import Backend, Rules, Rung
 
 if TYPE_CHECKING:
     from inference.accelerator import Accelerator, Share
@@ -50,7 +50,7 @@ class LaneOrder:
         """The inverse of `dataclasses.asdict`."""
         known = {
             "backend": Backend(fields["backend"]),
-            "rules": Rules(**fields["rules"]),
+            "rules": _rules(fields["rules"]),
             "limits": Limits(**fields["limits"]),
         }
         return cls(**{**fields, **known})
@@ -63,6 +63,8 @@ class Orders:
     lanes: tuple[LaneOrder, ...]
     fifo_priority: int
     answer_timeout_s: float
+    reset_request: str = ""
+    reset_answer: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -72,22 +74,47 @@ class Orders:
     def parse(cls, fields: Mapping[str, Any]) -> Orders:
         """The inverse of `as_dict`."""
         lanes = tuple(LaneOrder.parse(lane) for lane in fields["lanes"])
-        return cls(lanes, fields["fifo_priority"], fields["answer_timeout_s"])
+        return cls(**{**fields, "lanes": lanes})
+
+
+def _rules(fields: Mapping[str, Any]) -> Rules:
+    ladder = tuple((Rung(rung), limit) for rung, limit in fields["ladder"])
+    return Rules(**{**fields, "ladder": ladder})
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the supervisor and its workers keep things: compiled graphs, and what is asked of root."""
+
+    cache_dir: Path
+    reset_request: Path
+    reset_answer: Path
 
 
 def orders_for(
-    accelerator: Accelerator, model_dir: Path, *, only: Backend | None = None, answer_timeout_s: float = 10.0
+    accelerator: Accelerator,
+    model_dir: Path,
+    places: Places,
+    *,
+    only: Backend | None = None,
+    answer_timeout_s: float = 10.0,
 ) -> Orders:
     """The lanes of a board: its NPU where it has one, and always the CPU; or `only` one of them."""
     lanes = []
     if accelerator.delegate is not None and only is not Backend.CPU:
-        lanes.append(_npu_lane(accelerator, model_dir))
+        lanes.append(_npu_lane(accelerator, model_dir, places.cache_dir))
     if only is not Backend.NPU:
         lanes.append(_cpu_lane(accelerator, model_dir))
-    return Orders(tuple(lanes), accelerator.resources.supervisor.fifo_priority, answer_timeout_s)
+    return Orders(
+        tuple(lanes),
+        accelerator.resources.supervisor.fifo_priority,
+        answer_timeout_s,
+        reset_request=str(places.reset_request),
+        reset_answer=str(places.reset_answer),
+    )
 
 
-def _npu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
+def _npu_lane(accelerator: Accelerator, model_dir: Path, cache_dir: Path) -> LaneOrder:
     recovery = accelerator.recovery
     share = accelerator.resources.npu
     order = {
@@ -95,16 +122,22 @@ def _npu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
         "delegate": accelerator.delegate.model_dump() if accelerator.delegate else None,
         "nodes": list(accelerator.nodes),
         "env": dict(accelerator.env),
+        "modules": list(accelerator.modules),
+        "cache_dir": str(cache_dir),
     }
     rules = Rules(
         golden_passes=recovery.golden_passes,
         slow_limit=recovery.slow_limit,
         backoff_s=recovery.backoff_s,
         backoff_max_s=recovery.backoff_max_s,
-        give_up_after=recovery.give_up_after,
+        give_up_after=accelerator.reset.limit(Rung.NEW_WORKER, recovery.give_up_after),
         healthy_s=recovery.healthy_s,
         settle_s=accelerator.settle_s,
         contexts=accelerator.contexts,
+        ladder=tuple((rung, accelerator.reset.limit(rung, 1)) for rung in accelerator.reset.beyond_workers()),
+        reset_s=accelerator.reset.patience_s,
+        quarantine_s=accelerator.reset.quarantine_s,
+        idle_close_s=recovery.idle_close_s,
     )
     return LaneOrder(
         backend=Backend.NPU,

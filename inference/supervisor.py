@@ -16,29 +16,23 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inference.deadlines import Latencies
 from inference.lane import Lane
 from inference.launcher import Launcher
-from inference.orders import Orders
+from inference.orders import LaneOrder, Orders
 from inference.outcomes import Late, Lost, Outcome, Posed, Tested
 from inference.policy import Backend, Life, Phase, Reason
-from inference.processes import (
-    adopt_orphans,
-    die_with_parent,
-    ignore_stop_signals,
-    run_normal,
-    run_real_time,
-    sharpen_timers,
-)
+from inference.priorities import Priorities
+from inference.processes import adopt_orphans, die_with_parent, ignore_stop_signals, sharpen_timers
 from inference.records import NOTE_LIMIT, Ask, Kind, Reply, kind_of, pack_note, unpack_note
+from inference.reset import ResetDoor
 
 _BEAT_S = 0.5
 _STOP_PATIENCE_S = 1.5
 _ATTEMPTS = 3
-# Between two faults the CPU stays ready to jump in; one that serves for longer must not starve the rest of the board.
-_STANDBY_LINGER_S = 2.0
 
 
 @dataclass(slots=True)
@@ -60,7 +54,7 @@ class Supervisor:
         self._orders = orders
         self._link = link
         self._launcher = launcher
-        self._lanes = {order.backend: Lane(order, launcher, self._log) for order in orders.lanes}
+        self._lanes = {order.backend: self._lane(order, launcher) for order in orders.lanes}
         self._npu = self._lanes.get(Backend.NPU)
         self._cpu = self._lanes.get(Backend.CPU)
         self._jobs: deque[Job] = deque()
@@ -70,16 +64,16 @@ class Supervisor:
         self._reported = (Backend.NONE, Reason.STARTING)
         self._next_beat = 0.0
         self._stopping = False
-        self._scheduling = "normal"
-        self._standby_pid = 0
-        self._npu_seen_at = float("-inf")
+        self._priorities = Priorities()
+
+    def _lane(self, order: LaneOrder, launcher: Launcher) -> Lane:
+        door = ResetDoor(Path(self._orders.reset_request), Path(self._orders.reset_answer))
+        return Lane(order, launcher, door, self._log)
 
     def run(self) -> None:
         """Serve until the service says stop or is gone, then end every worker."""
         now = time.monotonic()
-        if self._orders.fifo_priority:
-            refused = run_real_time(0, self._orders.fifo_priority)
-            self._scheduling = f"normal ({refused})" if refused else "fifo"
+        self._priorities.raise_own(self._orders.fifo_priority)
         while not self._stopping:
             self._step(now)
             now = self._wait(self._next_time(now))
@@ -97,7 +91,7 @@ class Supervisor:
         for _ in range(2):
             self._dispatch(now)
             self._settle(now)
-        self._arrange_priorities(now)
+        self._priorities.arrange(self._npu, self._cpu, now)
         self._report_switch(now)
         self._launcher.reap()
         if now >= self._next_beat:
@@ -228,29 +222,11 @@ class Supervisor:
         if before[0] is not current[0]:
             self._send(pack_note({"event": "switched", "from": before[0], "to": current[0], "reason": current[1]}))
 
-    def _arrange_priorities(self, now: float) -> None:
-        """The standby at a real-time priority while it stands by, at a normal one while it serves."""
-        npu, cpu = self._npu, self._cpu
-        if npu is None or cpu is None or not cpu.order.fifo_priority:
-            return
-        if npu.serving:
-            self._npu_seen_at = now
-        standby_pid = 0
-        if cpu.worker is not None and now - self._npu_seen_at < _STANDBY_LINGER_S:
-            standby_pid = cpu.worker.pid
-        if standby_pid == self._standby_pid:
-            return
-        if standby_pid:
-            refused = run_real_time(standby_pid, cpu.order.fifo_priority)
-            if refused:
-                self._scheduling = f"normal ({refused})"
-        elif cpu.worker is not None:
-            run_normal(cpu.worker.pid)
-        self._standby_pid = standby_pid
-
     # -- self-test ----------------------------------------------------------------------------------------------------
 
     def _start_test(self, number: int, now: float) -> None:
+        if self._npu is not None:
+            self._npu.wake(now)
         lane = self._serving()
         if lane is None:
             backend, reason = self._current()
@@ -295,6 +271,8 @@ class Supervisor:
         elif kind_of(raw) is Kind.FRAME:
             ask = Ask.unpack(raw)
             self._jobs.append(Job(ask.sequence, ask.slot, now))
+            if self._npu is not None and self._npu.life.phase is Phase.IDLE:
+                self._npu.wake(now)
         else:
             note = unpack_note(raw)
             if note["do"] == "stop":
@@ -343,7 +321,7 @@ class Supervisor:
             "heartbeat_monotonic": now,
             "workers": {lane.backend: lane.worker.pid for lane in self._lanes.values() if lane.worker is not None},
             "model": model,
-            "scheduling": self._scheduling,
+            "scheduling": self._priorities.description,
             "message": failed.message if failed is not None else "",
             "remedy": failed.remedy if failed is not None else "",
             "backends": {lane.backend: self._lane_state(lane) for lane in self._lanes.values()},

@@ -9,8 +9,10 @@ import pytest
 
 from inference.accelerator import load_accelerator, shipped
 from inference.errors import InferenceError
-from inference.orders import Orders, orders_for
+from inference.orders import Orders, Places, orders_for
 from inference.policy import Backend
+
+PLACES = Places(Path("/var/cache/p"), Path("/run/p/reset-request"), Path("/run/r/answer.json"))
 
 TEN_LINES = """
 name = "board"
@@ -55,6 +57,18 @@ def test_ten_lines_are_a_profile(tmp_path: Path) -> None:
             "deadlines.hard_factor: Input should be greater than or equal to 4",
         ),
         (("first_invoke_s = 120", "soft_ms_ceiling = 1"), "soft_ms_ceiling must not be below soft_ms_floor"),
+        (
+            ("[deadlines]\nfirst_invoke_s = 120", '[reset]\nladder = ["rebind"]'),
+            "the ladder must begin with new_worker",
+        ),
+        (
+            ("[deadlines]\nfirst_invoke_s = 120", '[reset]\nladder = ["new_worker", "reboot", "rebind"]'),
+            "the ladder must name each rung once, from mild to harsh: new_worker, rebind, reload_module, reboot",
+        ),
+        (
+            ("[deadlines]\nfirst_invoke_s = 120", "[reset]\nlimits = { reboot = 1 }"),
+            "limits names reboot, which the ladder does not have",
+        ),
         (('name = "board"', 'name = "A Board"'), "name: String should match pattern"),
         (("[delegate]", "[delegate"), "Expected ']'"),
     ],
@@ -78,7 +92,7 @@ def test_an_unknown_profile_is_answered_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", ["virtual", "cpu"])
 def test_orders_survive_json(name: str) -> None:
-    orders = orders_for(load_accelerator(name), Path("/usr/share/avocado/model"))
+    orders = orders_for(load_accelerator(name), Path("/usr/share/avocado/model"), PLACES)
     assert Orders.parse(json.loads(json.dumps(orders.as_dict()))) == orders
 
 
@@ -86,7 +100,7 @@ def test_a_board_with_an_npu_gets_both_lanes_unless_one_is_asked_for() -> None:
     profile = load_accelerator("virtual")
 
     def lanes(only: Backend | None) -> list[Backend]:
-        return [lane.backend for lane in orders_for(profile, Path("m"), only=only).lanes]
+        return [lane.backend for lane in orders_for(profile, Path("m"), PLACES, only=only).lanes]
 
     assert lanes(None) == [Backend.NPU, Backend.CPU]
     assert lanes(Backend.NPU) == [Backend.NPU]

@@ -17,10 +17,13 @@ from inference.policy import (
     Phase,
     Ready,
     Reason,
+    ResetDone,
     Rules,
+    Rung,
     SoftMissed,
     Tick,
     Unkillable,
+    Wanted,
     decide,
 )
 
@@ -34,16 +37,23 @@ RULES = Rules(
     healthy_s=10.0,
     settle_s=0.25,
     contexts=1,
+    reset_s=20.0,
+    quarantine_s=30.0,
+    idle_close_s=60.0,
 )
+LADDER = replace(RULES, ladder=((Rung.REBIND, 2), (Rung.RELOAD_MODULE, 0), (Rung.REBOOT, 1)))
 
 WAITING = Life(phase=Phase.BACKING_OFF, retry_at=NOW)
 STARTING = Life(phase=Phase.STARTING)
 PROVING = Life(phase=Phase.PROVING, golden_left=2)
 ALMOST = Life(phase=Phase.PROVING, golden_left=1)
-SERVING = Life(phase=Phase.SERVING, reason=Reason.OK, since=NOW - 1)
+SERVING = Life(phase=Phase.SERVING, reason=Reason.OK, since=NOW - 1, used_at=NOW - 1)
 SLOW = Life(phase=Phase.PROVING, reason=Reason.SLOW, golden_left=1)
 ENDING = Life(phase=Phase.ENDING, reason=Reason.HUNG, failures=1)
-STUCK = Life(phase=Phase.QUARANTINED, reason=Reason.QUARANTINED, failures=1)
+STUCK = Life(phase=Phase.QUARANTINED, reason=Reason.QUARANTINED, failures=1, since=NOW - 1)
+CLOSED = Life(phase=Phase.IDLE, reason=Reason.IDLE)
+REBINDING = Life(phase=Phase.RESETTING, reason=Reason.HUNG, failures=4, rung=Rung.REBIND, retry_at=NOW + 20)
+REBOOTING = replace(REBINDING, rung=Rung.REBOOT, failures=6)
 OVER = Life(phase=Phase.GAVE_UP, reason=Reason.HUNG, failures=4)
 
 TABLE: list[tuple[str, Life, Event, Action, dict[str, object]]] = [
@@ -136,6 +146,94 @@ TABLE: list[tuple[str, Life, Event, Action, dict[str, object]]] = [
     ("a straggler's death changes nothing", SERVING, Ended(), Action.KEEP, {"phase": Phase.SERVING}),
     ("a second failure of one worker counts once", ENDING, Failed(Reason.CRASHED), Action.KEEP, {"failures": 1}),
     ("an answer of a dying worker changes nothing", ENDING, Answered(), Action.KEEP, {"phase": Phase.ENDING}),
+    ("an answer is use", SERVING, Answered(), Action.KEEP, {"used_at": NOW}),
+    ("unused for less than the limit stays open", replace(SERVING, used_at=NOW - 59), Tick(), Action.KEEP, {}),
+    (
+        "unused for long is closed",
+        replace(SERVING, used_at=NOW - 60),
+        Tick(),
+        Action.CLOSE,
+        {"phase": Phase.ENDING, "reason": Reason.IDLE},
+    ),
+    (
+        "closed means that nothing is started",
+        replace(CLOSED, phase=Phase.ENDING),
+        Ended(),
+        Action.KEEP,
+        {"phase": CLOSED.phase},
+    ),
+    ("a closed one stays closed", CLOSED, Tick(), Action.KEEP, {"phase": Phase.IDLE}),
+    ("a frame opens it", CLOSED, Wanted(), Action.START, {"phase": Phase.STARTING, "reason": Reason.IDLE}),
+    ("a frame means nothing to one that serves", SERVING, Wanted(), Action.KEEP, {"phase": Phase.SERVING}),
+    (
+        "a rung that was climbed is followed by a worker",
+        REBINDING,
+        ResetDone(True),
+        Action.KEEP,
+        {"retry_at": NOW + 0.25},
+    ),
+    ("one that was refused too", REBINDING, ResetDone(False), Action.KEEP, {"phase": Phase.BACKING_OFF}),
+    ("a rung is waited for", REBINDING, Tick(), Action.KEEP, {"phase": Phase.RESETTING}),
+    (
+        "but not for ever",
+        replace(REBINDING, retry_at=NOW),
+        Tick(),
+        Action.KEEP,
+        {"phase": Phase.BACKING_OFF},
+    ),
+    ("a refused reboot is the end", REBOOTING, ResetDone(False), Action.GIVE_UP, {"phase": Phase.GAVE_UP}),
+    ("quarantine without a ladder waits for ever", replace(STUCK, since=0.0), Tick(), Action.KEEP, {"rung": None}),
+]
+
+# The same, with rungs beyond new workers.
+CLIMBING: list[tuple[str, Life, Event, Action, dict[str, object]]] = [
+    ("workers come first", replace(ENDING, failures=3), Ended(), Action.KEEP, {"phase": Phase.BACKING_OFF}),
+    (
+        "then the first rung",
+        replace(ENDING, failures=4),
+        Ended(),
+        Action.RESET,
+        {"phase": Phase.RESETTING, "rung": Rung.REBIND, "retry_at": NOW + 20},
+    ),
+    ("as often as it may be used", replace(ENDING, failures=5), Ended(), Action.RESET, {"rung": Rung.REBIND}),
+    (
+        "then the next that may be used at all",
+        replace(ENDING, failures=6),
+        Ended(),
+        Action.RESET,
+        {"rung": Rung.REBOOT},
+    ),
+    ("then nothing is left", replace(ENDING, failures=7), Ended(), Action.GIVE_UP, {"phase": Phase.GAVE_UP}),
+    (
+        "nothing is reset under somebody else's hands",
+        replace(ENDING, failures=9, reason=Reason.BUSY),
+        Ended(),
+        Action.KEEP,
+        {"phase": Phase.BACKING_OFF},
+    ),
+    (
+        "good service begins the ladder anew",
+        replace(SERVING, failures=6, rung=Rung.REBIND, since=NOW - 10),
+        Tick(),
+        Action.KEEP,
+        {"failures": 0, "rung": None},
+    ),
+    ("quarantine is patient", replace(STUCK, since=NOW - 29), Tick(), Action.KEEP, {"rung": None}),
+    (
+        "only a reboot ends a process that hangs in the kernel",
+        replace(STUCK, since=NOW - 30),
+        Tick(),
+        Action.RESET,
+        {"phase": Phase.QUARANTINED, "rung": Rung.REBOOT},
+    ),
+    ("which is asked for once", replace(STUCK, since=0.0, rung=Rung.REBOOT), Tick(), Action.KEEP, {}),
+    (
+        "and when it is refused, quarantine goes on",
+        replace(STUCK, rung=Rung.REBOOT),
+        ResetDone(False),
+        Action.KEEP,
+        {"phase": Phase.QUARANTINED},
+    ),
 ]
 
 
@@ -160,3 +258,12 @@ def test_an_hour_of_failures_does_not_overflow_the_pause() -> None:
     life = replace(ENDING, failures=100_000, reason=Reason.BUSY)
     after, _ = decide(life, Ended(), NOW, RULES)
     assert after.retry_at == NOW + 0.25 + 5.0
+
+
+@pytest.mark.parametrize(
+    ("life", "event", "action", "expected"), [row[1:] for row in CLIMBING], ids=[row[0] for row in CLIMBING]
+)
+def test_policy_with_a_ladder(life: Life, event: Event, action: Action, expected: dict[str, object]) -> None:
+    after, decided = decide(life, event, NOW, LADDER)
+    assert decided is action
+    assert {name: getattr(after, name) for name in expected} == expected

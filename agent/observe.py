@@ -134,7 +134,8 @@ class Observer:
         active = runtimes.active()
         merged = self._overlay.merged()
         releases, _ = self.disk.releases(e for m in manifests.values() for e in m.extensions)
-        records, _ = journal.history()
+        everything, _ = journal.history()
+        records = [record for record in everything if record.outcome is not Outcome.PLANNED]
         identity = self.identity
         observed = Observed(
             target=identity.target,
@@ -192,6 +193,7 @@ class Observer:
             *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in extra_problems),
             *(() if busy else service_problems(services)),
+            *(() if busy or inference is None else inference_problems(inference)),
         ]
         return {
             "schema": SCHEMA,
@@ -251,6 +253,31 @@ def service_problems(services: Mapping[str, UnitState]) -> list[ProblemEntry]:
         for state in services.values()
         if state.active not in ("active", "activating", "reloading")
     ]
+
+
+def inference_problems(inference: Mapping[str, Any]) -> list[ProblemEntry]:
+    """What the pose service says is not as this board could do it."""
+    state, camera = inference.get("state"), inference.get("camera") or {}
+    said, remedy = str(inference.get("message") or ""), str(inference.get("remedy") or "")
+    if state == "no-camera":
+        why = camera.get("problem") or "it is not connected"
+        return [
+            {
+                "code": "no-camera",
+                "message": f"the pose service has no camera ({camera.get('source', 'none')}): {why}",
+                "remedy": "Check the cable and `ls /dev/video*`; the service takes the camera up again by itself.",
+            }
+        ]
+    if state == "degraded":
+        why = f"{inference.get('reason')}{f'; {said}' if said else ''}"
+        return [
+            {
+                "code": "inference-degraded",
+                "message": f"the pose service answers on {inference.get('backend')} ({why})",
+                "remedy": remedy or "Wait for the NPU to come back; see why: journalctl -b -n 30 -u pose.service",
+            }
+        ]
+    return []
 
 
 def _present(manifest: Manifest) -> RuntimeEntry:

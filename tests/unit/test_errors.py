@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,9 @@ def test_an_error_is_the_same_after_json(code: ErrorCode) -> None:
 def test_a_code_of_a_newer_agent_becomes_internal_and_keeps_its_words() -> None:
     error = OperationError.from_dict({"code": "brand-new", "message": "cannot x", "remedy": "Try y."})
     assert (error.code, error.message, error.remedy) == (ErrorCode.INTERNAL, "cannot x", "Try y.")
+
+
+def test_the_operations_page_lists_every_status() -> None:
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+    listed = {code: int(status) for status, code in re.findall(r"^\| (\d+) \| `([a-z-]+)` \|", text, re.MULTILINE)}
+    assert listed == {code.value: status for code, status in EXIT_STATUS.items()}

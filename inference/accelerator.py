@@ -27,10 +27,14 @@ class _Table(BaseModel):
 
 
 class Delegate(_Table):
-    """An external TFLite delegate: the library and its options, which are strings by its interface."""
+    """An external TFLite delegate: the library and its options, which are strings by its interface.
+
+    `operators` names the custom operators that a model compiled for it contains and that only it can run.
+    """
 
     path: str
     options: dict[str, str] = Field(default_factory=dict)
+    operators: tuple[str, ...] = ()
 
 
 class Deadlines(_Table):

@@ -76,6 +76,7 @@ class Lane:
         self._task: Task | None = None
         self._stage_deadline: float | None = None
         self._fresh = True
+        self._compiles = False
         self._golden_at = 0.0
         self._oks_min = 1.0
         self._outcomes: list[Outcome] = []
@@ -249,6 +250,7 @@ class Lane:
         elif stage == "ready":
             self._stage_deadline = None
             self._oks_min = note["oks_min"]
+            self._compiles = note["compiles"]
             self.model = {key: note[key] for key in ("model", "version", "runtime")}
             self._happened(Ready(), now)
         else:
@@ -268,7 +270,8 @@ class Lane:
             raise AssertionError("a token needs a worker")
         soft_s, hard_s = self.latencies.soft_s(self.order.limits), self.latencies.hard_s(self.order.limits)
         if kind is Kind.GOLDEN and self._fresh:
-            seen_s = None if self.first_invoke_ms is None else self.first_invoke_ms / 1000
+            # What a warm start took says nothing about one that must compile again.
+            seen_s = None if self.first_invoke_ms is None or self._compiles else self.first_invoke_ms / 1000
             soft_s = hard_s = first_invoke_s(self.order.limits, seen_s)
         self._task = Task.sent(kind, sequence, now, soft_s, hard_s)
         if kind is Kind.GOLDEN:

@@ -8,6 +8,7 @@ be ended with its process, which is why nothing but a worker calls this.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ except ImportError:
 from inference.errors import InferenceError
 from inference.tensors import dequantize
 
+RUNTIME_VERSION = str(getattr(sys.modules[RUNTIME], "__version__", ""))
 Array = npt.NDArray[Any]
 
 

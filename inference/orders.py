@@ -119,7 +119,8 @@ def _npu_lane(accelerator: Accelerator, model_dir: Path, cache_dir: Path) -> Lan
     share = accelerator.resources.npu
     order = {
         "accelerator": accelerator.name,
-        "delegate": accelerator.delegate.model_dump() if accelerator.delegate else None,
+        "delegate": accelerator.delegate.model_dump(include={"path", "options"}) if accelerator.delegate else None,
+        "operators": list(accelerator.delegate.operators) if accelerator.delegate else [],
         "nodes": list(accelerator.nodes),
         "env": dict(accelerator.env),
         "modules": list(accelerator.modules),
@@ -152,7 +153,7 @@ def _npu_lane(accelerator: Accelerator, model_dir: Path, cache_dir: Path) -> Lan
 
 def _cpu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
     share = accelerator.resources.cpu
-    order: dict[str, Any] = {"accelerator": "cpu", "delegate": None, "nodes": [], "env": {}}
+    order: dict[str, Any] = {"accelerator": "cpu", "delegate": None, "operators": [], "nodes": []}
     return LaneOrder(
         backend=Backend.CPU,
         # Contexts: nothing is held exclusively, so a stuck CPU worker never keeps the next one from starting.

@@ -8,8 +8,12 @@ its decision.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
+import select
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +24,11 @@ import numpy.typing as npt
 
 from inference import litert
 from inference.backend import Backend
+from inference.compiled import CompiledGraphs, compiled_graphs, driver_identity, wanted
 from inference.errors import InferenceError
 from inference.frames import SIDE, SLOTS, FrameRing
 from inference.model import Model, load_centre_weight, load_golden_frame, load_model
+from inference.operators import check_operators
 from inference.policy import Reason
 from inference.pose import decode_heads, golden_oks
 from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, pack_note
@@ -30,6 +36,7 @@ from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, pack_note
 Frame = npt.NDArray[np.uint8]
 Pose = npt.NDArray[np.float32]
 _MESSAGE_LIMIT = 600
+_LOOK_S = 0.0001
 
 
 class StageError(Exception):
@@ -65,15 +72,17 @@ def serve(order: Mapping[str, Any], frames_fd: int, tokens_in: int, answers_out:
     """Prepare the backend that `order` describes and answer tokens until their pipe ends."""
     _take_share(order)
     try:
-        model, pose_model = _prepare(order, answers_out)
+        model, pose_model, graphs = _prepare(order, answers_out)
     except StageError as error:
         report_failure(answers_out, error.reason, error.cause, permanent=error.permanent)
         return
     ready = {"stage": "ready", "oks_min": pose_model.oks_min, "model": model.name, "version": model.version}
-    os.write(answers_out, pack_note({**ready, "runtime": litert.RUNTIME}))
+    compiles = graphs is not None and graphs.cold
+    os.write(answers_out, pack_note({**ready, "runtime": litert.RUNTIME, "compiles": compiles}))
+    os.set_blocking(tokens_in, False)
     ring = FrameRing.attach(frames_fd)
     slots = [np.frombuffer(ring.view(slot), np.uint8).reshape(1, SIDE, SIDE, 3) for slot in range(SLOTS)]
-    while raw := os.read(tokens_in, RECORD_LIMIT):
+    while raw := _next_token(tokens_in):
         token = Token.unpack(raw)
         golden = token.kind is Kind.GOLDEN
         try:
@@ -86,6 +95,11 @@ def serve(order: Mapping[str, Any], frames_fd: int, tokens_in: int, answers_out:
             report_failure(answers_out, Reason.DEVICE_GONE if _missing(order) else Reason.ERROR, cause)
             return
         os.write(answers_out, answer.pack())
+        if graphs is not None:
+            # Golden frames come first, so this one was right or the worker is being killed.
+            graphs, proven = None, graphs
+            if answer.oks >= pose_model.oks_min:
+                proven.prove()
 
 
 def report_failure(answers_out: int, reason: Reason, cause: InferenceError, *, permanent: bool = False) -> None:
@@ -106,23 +120,36 @@ def _answer(pose_model: PoseModel, token: Token, frame: Frame) -> WorkerPose:
     return WorkerPose(token.generation, token.sequence, oks, busy_ns, pose.tobytes())
 
 
-def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseModel]:
+def _next_token(tokens_in: int) -> bytes:
+    """The next token; empty at the end. Looks for a moment before it sleeps: to be woken takes longer than that."""
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        try:
+            return os.read(tokens_in, RECORD_LIMIT)
+        except BlockingIOError:
+            continue
+    select.select([tokens_in], [], [])
+    return os.read(tokens_in, RECORD_LIMIT)
+
+
+def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseModel, CompiledGraphs | None]:
     accelerator = str(order["accelerator"])
     try:
         model = load_model(Path(order["model_dir"]))
         file = model.file_for(accelerator)
+        check_operators(file, order["operators"], litert.RUNTIME)
     except InferenceError as error:
         raise StageError(Reason.BAD_MODEL, error, permanent=True) from error
     if model.input_size != SIDE:
         cause = InferenceError(f"cannot use {model.name}: its input is {model.input_size} pixels, frames have {SIDE}")
         raise StageError(Reason.BAD_MODEL, cause, permanent=True)
-    delegate = _create(order) if order["delegate"] else None
+    delegate, graphs = _create(order, file) if order["delegate"] else (None, None)
     os.write(answers_out, pack_note({"stage": "prepare"}))
     names = model.document.output.names
     heads = (names.center, names.regress, names.heatmap, names.offset)
     try:
         backend = litert.prepare(file, delegate, int(order["threads"]), model.document.input.name, heads, SIDE)
-        return model, PoseModel(model, accelerator, backend)
+        return model, PoseModel(model, accelerator, backend), graphs
     except litert.DelegateRefusedError as error:
         if damage := litert.damage(file):
             raise StageError(Reason.BAD_MODEL, damage, permanent=True) from error
@@ -131,14 +158,34 @@ def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseMod
         raise StageError(Reason.BAD_MODEL, error, permanent=True) from error
 
 
-def _create(order: Mapping[str, Any]) -> Any:
+def _create(order: Mapping[str, Any], file: Path) -> tuple[Any, CompiledGraphs | None]:
     if missing := _missing(order):
         cause = InferenceError(f"cannot use the accelerator: {missing} does not exist", "load the driver, or replug it")
         raise StageError(Reason.DEVICE_GONE, cause)
+    path, options, env = order["delegate"]["path"], order["delegate"]["options"], order["env"]
+    graphs = None
     try:
-        return litert.create_delegate(order["delegate"]["path"], order["delegate"]["options"])
+        if wanted(options, env):
+            graphs = _graphs(order, file)
+            options, env = graphs.fill_in(options), graphs.fill_in(env)
+        # Vendors' libraries read it while they are loaded.
+        os.environ.update(env)
+        return litert.create_delegate(path, options), graphs
     except litert.DelegateRefusedError as error:
         raise StageError(_refusal(error), error) from error
+
+
+def _graphs(order: Mapping[str, Any], file: Path) -> CompiledGraphs:
+    with file.open("rb") as content:
+        model = hashlib.file_digest(content, "sha256").hexdigest()
+    driver = driver_identity(order["delegate"]["path"], order["modules"])
+    identity = [model, litert.RUNTIME, litert.RUNTIME_VERSION, *driver]
+    try:
+        return compiled_graphs(Path(order["cache_dir"]), order["accelerator"], identity)
+    except OSError as error:
+        # A full disk costs a compile at every start, not the NPU.
+        print(f"cannot keep compiled graphs: {error.filename}: {error.strerror}", file=sys.stderr)
+        return CompiledGraphs(Path(tempfile.mkdtemp(prefix="avocado-compiled-")))
 
 
 def _refusal(error: InferenceError) -> Reason:
@@ -153,7 +200,6 @@ def _missing(order: Mapping[str, Any]) -> str | None:
 def _take_share(order: Mapping[str, Any]) -> None:
     # A core file of a crashed worker would delay the notice of its death by as long as it takes to write.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ.update(order["env"])
     if order["memory_bytes"]:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"], order["memory_bytes"]))
     if order["nice"]:

@@ -27,6 +27,7 @@ VERBS = {
     "serve": Verb("inference.service", "run the pose service: camera, supervised inference, web page, D-Bus"),
     "try": Verb("inference.tryout", "run one model folder once on its golden frame, without the service"),
     "inject": Verb("inference.inject", "make the simulated NPU misbehave: hang, slow, error, wrong, crash"),
+    "reset": Verb("inference.rungs", "carry out a requested rung of the reset ladder (run by pose-reset.service)"),
     "fetch": Verb("inference.prepare.fetch", "download the example's weights and video, pinned by hash and cached"),
     "prepare": Verb("inference.prepare.verb", "float model -> INT8 -> the folder that one board loads"),
 }

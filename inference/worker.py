@@ -95,11 +95,9 @@ def serve(order: Mapping[str, Any], frames_fd: int, tokens_in: int, answers_out:
             report_failure(answers_out, Reason.DEVICE_GONE if _missing(order) else Reason.ERROR, cause)
             return
         os.write(answers_out, answer.pack())
-        if graphs is not None:
-            # Golden frames come first, so this one was right or the worker is being killed.
-            graphs, proven = None, graphs
-            if answer.oks >= pose_model.oks_min:
-                proven.prove()
+        if graphs is not None and golden and answer.oks >= pose_model.oks_min:
+            graphs.prove()
+            graphs = None
 
 
 def report_failure(answers_out: int, reason: Reason, cause: InferenceError, *, permanent: bool = False) -> None:

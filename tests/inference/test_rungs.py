@@ -65,14 +65,14 @@ class FakeDriver:
         while (said := file.read_text()) != "stop":
             self.heard.append(f"{what} {said}")
             if what == "unbind":
-                (self.device / "driver").unlink()
                 self._node.unlink(missing_ok=True)
+                (self.device / "driver").unlink()
             elif self._takes_back:
                 self._bind()
 
     def _bind(self) -> None:
-        (self.device / "driver").symlink_to(self._driver)
         self._node.touch()
+        (self.device / "driver").symlink_to(self._driver)
 
 
 def test_rebind_takes_the_device_from_its_driver_and_gives_it_back(tmp_path: Path) -> None:

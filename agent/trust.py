@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -41,12 +42,14 @@ from agent.trust_state import (
     Write,
     copy_sound,
     keep_documents,
+    keep_seen,
     load_seen,
     read_anchor,
-    seen_bytes,
 )
 
 # A repository holds a few entries for each image; this is a thousand of them.
+# Everything but the images has to arrive within this.
+REFRESH_S = 300.0
 _CONFIG = UpdaterConfig(
     max_root_rotations=64,
     max_delegations=0,
@@ -181,10 +184,11 @@ def _untrusted(why: str) -> OperationError:
 
 
 class _Metadata(FetcherInterface):
-    """Metadata for python-tuf: bounded, and read strictly before it is parsed."""
+    """Metadata for python-tuf: bounded in size, in time as a whole, and read strictly before it is parsed."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._files = fetcher
+        self._until = time.monotonic() + REFRESH_S
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         raise NotImplementedError
@@ -192,13 +196,24 @@ class _Metadata(FetcherInterface):
     def download_bytes(self, url: str, max_length: int) -> bytes:
         """The document. A file that is not there is told apart, since the root chain ends with one."""
         try:
-            data = b"".join(self._files.get(url, max_length))
+            data = b"".join(self._in_time(url, self._files.get(url, max_length)))
         except OperationError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 raise tuf.DownloadHTTPError(error.message, 404) from error
             raise
         check_metadata(data, Path(url).name)
         return data
+
+    def _in_time(self, url: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        # Each file has its own bound, and a hostile root chain has many files.
+        for piece in pieces:
+            if time.monotonic() > self._until:
+                raise OperationError(
+                    ErrorCode.FETCH_TIMEOUT,
+                    f"cannot fetch {url}: the repository's metadata took more than {REFRESH_S:g} s",
+                    "Check the connection, then deploy again.",
+                )
+            yield piece
 
 
 def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
@@ -218,8 +233,7 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
         _judge(manifest, trust, documents["timestamp"]["signed"]["expires"])
         found = replace(found, built_at=max(seen.built_at, manifest.built_at))
         # The record before the cache: after a power cut between them the cache is older, never the record.
-        if found != seen:
-            trust.write(trust.folder / "seen.json", seen_bytes(found))
+        keep_seen(trust.folder, found, trust.write)
         keep_documents(work, cache, trust.write)
     return manifest, documents["targets"]["signed"]["targets"]
 
@@ -267,8 +281,9 @@ def _rolled_back(why: str) -> OperationError:
 
 def _versions(documents: dict[str, dict[str, Any]], seen: Seen) -> Seen:
     found = {role: int(documents[role]["signed"]["version"]) for role in ROLES}
+    keys = {role: tuple(sorted(documents["root"]["signed"]["roles"][role]["keyids"])) for role in ROLES}
     for role, version in found.items():
-        if version < (least := getattr(seen, role)):
+        if version < (least := seen.floor(role, keys[role])):
             raise _rolled_back(f"{role} version {version}, seen {least}")
     return replace(
         seen,
@@ -276,6 +291,7 @@ def _versions(documents: dict[str, dict[str, Any]], seen: Seen) -> Seen:
         timestamp=found["timestamp"],
         snapshot=found["snapshot"],
         targets=found["targets"],
+        keys=keys,
     )
 
 

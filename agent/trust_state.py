@@ -1,16 +1,17 @@
 """What a board keeps of its trust: the provisioned root, a cache, and a record that outlives the cache.
 
 `root.json` is the anchor; provisioning writes it and nothing here does. `cache/` is python-tuf's: whatever in it does
-not read strictly is left out and fetched again. `seen.json` holds the versions accepted last and is written durably, so
-that losing the cache forgets nothing; when it is damaged it is named, and nothing is trusted.
+not read strictly is left out and fetched again. `seen.json` holds the versions accepted last, with the keys they were
+signed under, and is written durably, so that losing the cache forgets nothing; `seen.copy.json` is the same once more.
+When one is damaged the other holds; when neither reads it is named, and nothing is trusted.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +24,7 @@ ROLES = ("root", "timestamp", "snapshot", "targets")
 MAX_ROOT_BYTES = 64 * 1024
 MAX_METADATA_BYTES = 4 << 20
 _CACHED = ("timestamp.json", "snapshot.json", "targets.json")
+SEEN_NAMES = ("seen.json", "seen.copy.json")
 _EPOCH = format_time(datetime(1970, 1, 1, tzinfo=UTC))
 
 Write = Callable[[Path, bytes], None]
@@ -37,6 +39,19 @@ class Seen:
     snapshot: int = 0
     targets: int = 0
     built_at: str = _EPOCH
+    # The key ids of each role in the root of that time: see floor().
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def floor(self, role: str, keys: tuple[str, ...]) -> int:
+        """The least version of a role that is accepted under a root that names these keys for it.
+
+        After an attacker signed version 2^53 with a stolen key no ordinary version counts as newer. TUF's way out
+        (5.3.11) is a root that replaces every key of the role: what the old keys signed can then not come back.
+        """
+        known = self.keys.get(role)
+        if role != "root" and known and keys and not set(known) & set(keys):
+            return 0
+        return int(getattr(self, role))
 
 
 def read_anchor(folder: Path) -> bytes:
@@ -63,16 +78,52 @@ def _why(cause: Exception) -> str:
 
 def load_seen(folder: Path) -> Seen:
     """The second record; a board that has seen nothing has none. Raises `trust-state-damaged`, never forgets."""
-    path = folder / "seen.json"
+    first, second = (_load_one(folder / name) for name in SEEN_NAMES)
+    if isinstance(first, Seen) and isinstance(second, Seen):
+        return max(first, second, key=lambda seen: (seen.root, seen.timestamp, seen.built_at))
+    for one in (first, second):
+        if isinstance(one, Seen):
+            return one
+    for one in (first, second):
+        if isinstance(one, OperationError):
+            raise one
+    return Seen()
+
+
+def problems(folder: Path) -> list[OperationError]:
+    """What of the trust state is damaged; the next refresh that succeeds writes all but the anchor again."""
+    found: list[OperationError] = []
+    try:
+        read_anchor(folder)
+    except OperationError as error:
+        found.append(error)
+    for name in SEEN_NAMES:
+        one = _load_one(folder / name)
+        if isinstance(one, OperationError):
+            found.append(one)
+    cache = folder / "cache"
+    for name in _CACHED if cache.exists() else ():
+        if not _is_sound(cache / name, name):
+            found.append(
+                OperationError(
+                    ErrorCode.TRUST_STATE_DAMAGED,
+                    f"cannot use {cache / name}: it does not read",
+                    "Nothing is lost: the next deploy fetches it again, and accepts nothing older than what was seen.",
+                )
+            )
+    return found
+
+
+def _load_one(path: Path) -> Seen | OperationError | None:
     try:
         document = read_strictly(path.read_bytes(), path.name, booleans=frozenset())
     except FileNotFoundError:
-        return Seen()
+        return None
     except (OSError, OperationError) as cause:
-        raise _damaged(path, _why(cause)) from cause
+        return _damaged(path, _why(cause))
     try:
         if document["schema"] > SCHEMA:
-            raise OperationError(
+            return OperationError(
                 ErrorCode.NEWER_SCHEMA, f"cannot read {path}: schema {document['schema']}", "Update the agent first."
             )
         parse_time(document["built_at"])
@@ -82,21 +133,29 @@ def load_seen(folder: Path) -> Seen:
             snapshot=int(document["snapshot"]),
             targets=int(document["targets"]),
             built_at=document["built_at"],
+            keys={role: tuple(map(str, found)) for role, found in document.get("keys", {}).items()},
         )
-    except (KeyError, TypeError, ValueError) as cause:
-        raise _damaged(path, f"{type(cause).__name__}: {cause}") from cause
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        return _damaged(path, f"{type(cause).__name__}: {cause}")
 
 
 def _damaged(path: Path, why: str) -> OperationError:
     return OperationError(
         ErrorCode.TRUST_STATE_DAMAGED,
         f"cannot trust any repository: {path} is damaged ({why})",
-        f"If nobody tampered with this board, remove {path} and deploy from your own host, not from a repository.",
+        "If nobody tampered with this board, remove it and its copy, and deploy from your own host, not from a "
+        "repository.",
     )
 
 
-def seen_bytes(seen: Seen) -> bytes:
-    """The record as it is written."""
+def keep_seen(folder: Path, seen: Seen, write: Write) -> None:
+    """Both records say this, one after the other: a power cut leaves one that reads."""
+    for name in SEEN_NAMES:
+        if _load_one(folder / name) != seen:
+            write(folder / name, _seen_bytes(seen))
+
+
+def _seen_bytes(seen: Seen) -> bytes:
     return (json.dumps({"schema": SCHEMA, **asdict(seen)}, sort_keys=True) + "\n").encode()
 
 
@@ -105,15 +164,18 @@ def copy_sound(cache: Path, work: Path) -> None:
     names = [*_CACHED, *(f"root_history/{path.name}" for path in cache.glob("root_history/*.root.json"))]
     (work / "root_history").mkdir()
     for name in names:
-        path = cache / name
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_METADATA_BYTES:
-            continue
-        data = path.read_bytes()
-        try:
-            check_metadata(data, name)
-        except OperationError:
-            continue
-        (work / name).write_bytes(data)
+        if _is_sound(cache / name, name):
+            (work / name).write_bytes((cache / name).read_bytes())
+
+
+def _is_sound(path: Path, name: str) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_METADATA_BYTES:
+        return False
+    try:
+        check_metadata(path.read_bytes(), name)
+    except OperationError:
+        return False
+    return True
 
 
 def keep_documents(work: Path, cache: Path, write: Write) -> None:

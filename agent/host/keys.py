@@ -1,14 +1,17 @@
 """The signing keys of a project: ed25519, encrypted at rest, never readable by others.
 
-A keys folder holds `root.pem` (offline: signs who the others are), `targets.pem` (signs what a board may run),
-`online.pem` (signs snapshot and timestamp, and is all that `publish --refresh` needs), and `root.json`, the signed list
-of the public halves that boards are provisioned with. After `keys init` the root key can leave the machine: publishing
-does not need it. A private key without a passphrase is made only when that was asked for.
+A keys folder holds `root.json`, the signed list of who may sign what, which boards are provisioned with; `roots/`, all
+its versions, by which a board that was away follows from its own to the newest; and for each key `<name>.pem`, its
+private half, or `<name>.uri`, which says where else that is kept (pkcs11.py). After `keys init` these are `root.pem`
+(offline: signs who the others are), `targets.pem` (signs what a board may run) and `online.pem` (signs snapshot and
+timestamp, and is all that `publish --refresh` needs). The root key can leave the machine: publishing does not need it.
+A private key without a passphrase is made only when that was asked for. Changing keys is key_changes.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +21,16 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from securesystemslib.signer import CryptoSigner
+from securesystemslib.signer import CryptoSigner, Key, Signer
 from tuf.api.metadata import Metadata, Root
 from tuf.api.serialization import DeserializationError
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.host.pkcs11 import open_uri
 
 PASSPHRASE_VARIABLE = "AVOCADO_KEYS_PASSPHRASE"  # noqa: S105 (a variable's name)
 ROOT_JSON = "root.json"
+ROOTS = "roots"
 ROOT_LIFE = timedelta(days=365)
 # Which key file signs which roles.
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -33,7 +38,11 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "targets": ("targets",),
     "online": ("snapshot", "timestamp"),
 }
+# A field of each key in root.json: the name of its file here.
+NAME_FIELD = "x-avocado-name"
 _LEAST_PASSPHRASE = 8
+_MOST_ROOT_KEYS = 16
+_NAME = re.compile(r"\A[a-z0-9][a-z0-9-]{0,31}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class KeyFile:
     key_id: str
     present: bool
     encrypted: bool
+    place: str  # "file", "uri" or "elsewhere"
 
 
 class Keys:
@@ -53,7 +63,7 @@ class Keys:
     def __init__(self, folder: Path, passphrase: bytes | None = None) -> None:
         self.folder = folder
         self._passphrase = passphrase
-        self._signers: dict[str, CryptoSigner] = {}
+        self._signers: dict[tuple[Path, str], Signer] = {}
 
     def root_bytes(self) -> bytes:
         """The signed root: what boards are provisioned with. Raises `keys`."""
@@ -75,29 +85,110 @@ class Keys:
                 ErrorCode.KEYS, f"cannot use {self.folder / ROOT_JSON}: it is not signed root metadata"
             ) from cause
 
-    def signer(self, role: str) -> CryptoSigner:
-        """The signer of a role. Raises `keys` when the private key is absent, locked, or readable by others."""
-        name = next(name for name, roles in ROLES.items() if role in roles)
-        if name not in self._signers:
-            self._signers[name] = CryptoSigner(_read_private(self._private(name), self._passphrase))
-        return self._signers[name]
+    def roots(self) -> dict[int, bytes]:
+        """Every version of the root that is kept here, the current one included. Raises `keys`."""
+        found = {self.root().signed.version: self.root_bytes()}
+        for path in (self.folder / ROOTS).glob("*.root.json"):
+            found.setdefault(int(path.name.partition(".")[0]), path.read_bytes())
+        return found
+
+    def signer(self, role: str) -> Signer:
+        """A signer of a role. Raises `keys` when no private key is here, or it is locked, or readable by others."""
+        root = self.root().signed
+        names = [name_of(root, key_id) for key_id in root.roles[role].keyids]
+        name = next((name for name in names if self.is_here(name)), names[0])
+        return self.signer_of(name, key_named(root, name))
+
+    def signer_of(self, name: str, key: Key, folder: Path | None = None) -> Signer:
+        """The signer of one key. Raises `keys`, also when the private half is not that key's."""
+        private, uri = ((folder or self.folder) / f"{name}{suffix}" for suffix in (".pem", ".uri"))
+        known = (private, key.keyid)
+        if known not in self._signers:
+            if not private.exists() and uri.exists():
+                self._signers[known] = open_uri(uri, key, self._passphrase)
+            else:
+                self._signers[known] = CryptoSigner(_read_private(private, self._passphrase))
+        signer = self._signers[known]
+        if signer.public_key.keyval != key.keyval:
+            raise OperationError(
+                ErrorCode.KEYS,
+                f"cannot sign with {private}: it is not the key that {self.folder / ROOT_JSON} names",
+                f"Put the private half of key {key.keyid[:16]} there, or rotate it: avocadoctl keys rotate {name}",
+            )
+        return signer
+
+    def is_here(self, name: str) -> bool:
+        """Whether this folder can sign with a key, by itself or by what its .uri names."""
+        return any((self.folder / f"{name}{suffix}").exists() for suffix in (".pem", ".uri"))
 
     def list(self) -> list[KeyFile]:
         """Every key that root.json names."""
         root = self.root().signed
         found = []
-        for name, roles in ROLES.items():
-            path = self._private(name)
+        for key_id in root.keys:
+            name = name_of(root, key_id)
+            path = self.folder / f"{name}.pem"
             encrypted = path.exists() and b"ENCRYPTED" in path.read_bytes()
-            found.append(KeyFile(name, roles, root.roles[roles[0]].keyids[0], path.exists(), encrypted))
-        return found
+            place = "file" if path.exists() else "uri" if self.is_here(name) else "elsewhere"
+            roles = tuple(role for role, keys in root.roles.items() if key_id in keys.keyids)
+            found.append(KeyFile(name, roles, key_id, place != "elsewhere", encrypted, place))
+        return sorted(found, key=lambda key: (_ORDER.index(key.roles[0]), key.name))
 
-    def _private(self, name: str) -> Path:
-        return self.folder / f"{name}.pem"
+    def make(self, path: Path) -> Key:
+        """A new private key in a new file, locked with this folder's passphrase; its public half. Raises `keys`."""
+        signer = CryptoSigner(Ed25519PrivateKey.generate())
+        write_new(path, _locked(signer, self._passphrase), 0o600)
+        return with_name(signer.public_key, path.stem)
 
 
-def init_keys(folder: Path, passphrase: bytes | None, *, now: datetime | None = None) -> Keys:
-    """Make all keys and the first signed root. Raises `keys` when there are some already: they are never replaced."""
+_ORDER = ("root", "targets", "snapshot", "timestamp")
+
+
+def name_of(root: Root, key_id: str) -> str:
+    """What a key is called here."""
+    key = root.keys[key_id]
+    name = key.unrecognized_fields.get(NAME_FIELD)
+    if isinstance(name, str) and _NAME.match(name):  # it becomes a file's name
+        return name
+    return next(name for name, roles in ROLES.items() if key_id in root.roles[roles[0]].keyids)
+
+
+def key_named(root: Root, name: str) -> Key:
+    """The key of that name. Raises `keys`."""
+    for key_id in root.keys:
+        if name_of(root, key_id) == name:
+            return root.keys[key_id]
+    known = ", ".join(sorted(name_of(root, key_id) for key_id in root.keys))
+    raise OperationError(ErrorCode.KEYS, f"cannot find key {name}: there are {known}", "avocadoctl keys list")
+
+
+def with_name(key: Key, name: str) -> Key:
+    """The key, with its name noted in the signed root. Raises `keys` for a name that is no file's name."""
+    check_name(name)
+    key.unrecognized_fields[NAME_FIELD] = name
+    return key
+
+
+def check_name(name: str) -> None:
+    """Raises `keys` for a name that is no file's name."""
+    if not _NAME.match(name):
+        raise OperationError(
+            ErrorCode.KEYS, f"cannot name a key {name!r}", "Use lower-case letters, digits and dashes, 32 at most."
+        )
+
+
+def init_keys(
+    folder: Path,
+    passphrase: bytes | None,
+    *,
+    root_keys: int = 1,
+    root_threshold: int | None = None,
+    now: datetime | None = None,
+) -> Keys:
+    """Make all keys and the first signed root. Raises `keys` when there are some already: they are never replaced.
+
+    `root_keys`: how many root keys there are, of which `root_threshold` (default: all) must sign a change of keys.
+    """
     taken = [path.name for path in folder.glob("*.pem")] + [path.name for path in folder.glob(ROOT_JSON)]
     if taken:
         raise OperationError(
@@ -109,19 +200,39 @@ def init_keys(folder: Path, passphrase: bytes | None, *, now: datetime | None = 
         raise OperationError(
             ErrorCode.KEYS, f"cannot use this passphrase: it is shorter than {_LEAST_PASSPHRASE} characters"
         )
+    threshold = root_keys if root_threshold is None else root_threshold
+    if not 1 <= threshold <= root_keys <= _MOST_ROOT_KEYS:
+        raise OperationError(
+            ErrorCode.USAGE,
+            f"cannot demand {threshold} signatures of {root_keys} root keys",
+            f"Make 1 to {_MOST_ROOT_KEYS} root keys, and demand at most as many signatures.",
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    signers = {name: CryptoSigner(Ed25519PrivateKey.generate()) for name in ROLES}
+    keys = Keys(folder, passphrase)
     moment = (now or datetime.now(UTC)).replace(microsecond=0)
     root = Root(version=1, expires=moment + ROOT_LIFE, consistent_snapshot=True)
-    for name, roles in ROLES.items():
-        for role in roles:
-            root.add_key(signers[name].public_key, role)
+    roots = ["root", *(f"root-{number}" for number in range(2, root_keys + 1))]
+    for name in [*roots, "targets", "online"]:
+        public = keys.make(folder / f"{name}.pem")
+        for role in ROLES.get(name, ("root",)):
+            root.add_key(public, role)
+    root.roles["root"].threshold = threshold
     signed = Metadata(root)
-    signed.sign(signers["root"])
-    for name, signer in signers.items():
-        _write_new(folder / f"{name}.pem", _locked(signer, passphrase), 0o600)
-    _write_new(folder / ROOT_JSON, signed.to_bytes(), 0o644)
+    for name in roots:
+        signed.sign(keys.signer_of(name, key_named(root, name)), append=True)
+    keep_root(folder, signed)
     return Keys(folder, passphrase)
+
+
+def keep_root(folder: Path, signed: Metadata[Root]) -> None:
+    """The signed root becomes the current one; every version stays."""
+    (folder / ROOTS).mkdir(exist_ok=True)
+    data = signed.to_bytes()
+    for path in (folder / ROOTS / f"{signed.signed.version}.root.json", folder / ROOT_JSON):
+        part = path.with_name(f".{path.name}.new")
+        part.unlink(missing_ok=True)
+        write_new(part, data, 0o644)
+        part.replace(path)
 
 
 def find_passphrase(
@@ -154,7 +265,8 @@ def _locked(signer: CryptoSigner, passphrase: bytes | None) -> bytes:
     return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock)
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """A file that was not there before, on disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

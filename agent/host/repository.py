@@ -209,8 +209,6 @@ def _offer(offer: _Offer, transfer: Transfer) -> None:
 
 
 def _sign_all(folder: Path, offer: _Offer, keys: Keys, moment: datetime) -> tuple[int, datetime]:
-    root = keys.root()
-    _write(folder / "metadata" / f"{root.signed.version}.root.json", keys.root_bytes())
     version = _next_version(_current_targets(folder), moment)
     targets = Metadata(Targets(version=version, expires=moment + TARGETS_LIFE, targets=offer.entries))
     targets.sign(keys.signer("targets"))
@@ -220,6 +218,9 @@ def _sign_all(folder: Path, offer: _Offer, keys: Keys, moment: datetime) -> tupl
 
 
 def _sign_online(folder: Path, targets_meta: MetaFile, keys: Keys, moment: datetime) -> tuple[int, datetime]:
+    # Every version: a board that was away for a year follows the roots one by one.
+    for number, root in keys.roots().items():
+        _write(folder / "metadata" / f"{number}.root.json", root)
     current = _current(folder, "timestamp", Timestamp)
     version = _next_version(current, moment)
     snapshot = Metadata(Snapshot(version=version, expires=moment + TARGETS_LIFE, meta={"targets.json": targets_meta}))

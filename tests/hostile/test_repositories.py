@@ -13,6 +13,7 @@ import pytest
 from securesystemslib.signer import CryptoSigner
 
 from agent.contract.errors import ErrorCode
+from agent.trust_state import problems
 from tests.hostile.board import Stage, extension, image, later, manifest, refused, stranger
 from tests.hostile.server import Server
 
@@ -495,13 +496,33 @@ def test_a_damaged_anchor_is_named_and_nothing_is_fetched(stage: Stage, server: 
 def test_a_damaged_record_of_versions_is_named_and_never_forgotten(stage: Stage, server: Server) -> None:
     stage.publish(image(0))
     stage.source(server.url).manifest()
+    for name in ("seen.json", "seen.copy.json"):
+        (stage.state / "metadata" / name).write_bytes(b'{"schema": 1}')
     path = stage.state / "metadata" / "seen.json"
-    path.write_bytes(b'{"schema": 1}')
     before = stage.snapshot()
     error = refused(stage.source(server.url).manifest)
     assert error.code is ErrorCode.TRUST_STATE_DAMAGED
     assert error.message == f"cannot trust any repository: {path} is damaged (KeyError: 'built_at')"
     assert stage.snapshot() == before
+    assert problems(stage.state / "metadata")[0].message == error.message
+
+
+@pytest.mark.parametrize("name", ["seen.json", "seen.copy.json"])
+@pytest.mark.parametrize("damage", [b"", b"{", None, b'{"schema": 1, "root": 0}'])
+def test_one_damaged_record_of_versions_is_made_again_from_the_other(
+    stage: Stage, server: Server, name: str, damage: bytes | None
+) -> None:
+    stage.publish(image(0))
+    offered = stage.source(server.url).manifest()
+    path = stage.state / "metadata" / name
+    good = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+        assert [error.code for error in problems(stage.state / "metadata")] == [ErrorCode.TRUST_STATE_DAMAGED]
+    assert stage.source(server.url).manifest() == offered
+    assert path.read_bytes() == good
+    assert problems(stage.state / "metadata") == []
 
 
 def test_a_dead_clock_neither_locks_out_nor_accepts_what_expired(stage: Stage, server: Server) -> None:

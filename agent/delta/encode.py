@@ -3,16 +3,21 @@
 Stretches that stand in the base become COPY. What is left is cut into segments, and for each the ways are tried and
 the smallest kept: DATA (alone), PREFIX (against a window of the base), ADD (bytewise difference, which is small where
 numbers moved a little, as retrained weights do). Cheap estimates choose which ways are worth the slow compressor.
-Files are mapped, not read; at any time one segment and one window are held.
+Files are mapped, not read; a few segments are worked on at a time, one on each processor, and the delta's bytes do not
+depend on how many.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,11 +53,29 @@ _WORTH_TRYING = 1.1
 _WIDE_FROM_BYTES = 2048
 _WIDE_LEVEL = 12
 _OPERATION_BYTES = 8
+# A difference that stays above this share of its length is noise: a long search finds nothing more in it.
+_NOISE = 0.2
+# The slow compressor holds some 90 MiB for each segment it works on.
+_MAX_WORKERS = 4
 
 Candidate = tuple[Op, bytes]
 
 
-def encode_delta(base: Path | None, result: Path, out: Path, *, progress: Progress | None = None) -> DeltaInfo:
+class Effort(StrEnum):
+    """How hard to look for a smaller delta."""
+
+    BEST = "best"
+    QUICK = "quick"  # a twentieth of the time; for what is only there in case something else fails
+
+
+def encode_delta(
+    base: Path | None,
+    result: Path,
+    out: Path,
+    *,
+    effort: Effort = Effort.BEST,
+    progress: Progress | None = None,
+) -> DeltaInfo:
     """Write to `out` a delta that makes `result` from `base`; without a base, the full transfer.
 
     `out` appears complete or not at all.
@@ -67,7 +90,7 @@ def encode_delta(base: Path | None, result: Path, out: Path, *, progress: Progre
     try:
         with _mapped(base) as old, _mapped(result) as new, part.open("wb") as file:
             writer = _Writer(file, info, progress)
-            for candidate in _operations(old, new):
+            for candidate in _choose(_segments(old, new), old, new, effort):
                 writer.add(*candidate)
             writer.finish()
         part.replace(out)
@@ -117,21 +140,37 @@ class _Writer:
         self._crc = zlib.crc32(data, self._crc)
 
 
-def _operations(old: Buffer, new: Buffer) -> Iterator[Candidate]:
+def _choose(segments: Iterator[_Segment], old: Buffer, new: Buffer, effort: Effort) -> Iterator[Candidate]:
+    """Each segment's smallest way, in order. zstd lets go of the interpreter, so threads are enough."""
+    if effort is Effort.QUICK:
+        for segment in segments:
+            yield segment.ways[0]
+        return
+    workers = min(_MAX_WORKERS, os.cpu_count() or 1)
+    waiting: deque[Future[Candidate]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for segment in segments:
+            waiting.append(pool.submit(segment.smallest, old, new))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _segments(old: Buffer, new: Buffer) -> Iterator[_Segment]:
     runs = find_runs(old, new, lambda _: None)
     shift = 0
     for group in _groups(runs):
         first = group[0]
         if len(group) == 1 and first.offset is not None:
-            yield Op(OpKind.COPY, first.length, first.offset), b""
+            yield _Segment(first.start, [(Op(OpKind.COPY, first.length, first.offset), b"")])
             shift = first.offset - first.start
             continue
         following = _shift_after(runs, group)
         together = list(_estimate_gap(_span(group), old, new, _shifts(group, shift, following)))
         apart = list(_estimate_apart(group, old, new, shift, following))
         chosen = apart if len(group) > 1 and _cost(apart) <= _cost(together) else together
-        for segment in chosen:
-            yield segment.smallest(old, new)
+        yield from chosen
         shift = next((run.offset - run.start for run in reversed(group) if run.offset is not None), shift)
 
 
@@ -216,13 +255,13 @@ def _estimate_gap(gap: Run, old: Buffer, new: Buffer, shifts: Sequence[int]) -> 
 
 def _estimate(start: int, data: bytes, old: Buffer, shifts: Sequence[int]) -> list[Candidate]:
     """Every way to make one segment with the quick compressor, the smallest first."""
-    ways = [_data(data)]
+    ways = {_data(data)}
     for shift in shifts:
         if len(old) >= MIN_WINDOW_BYTES:
-            ways.append(_prefix(start, data, old, shift, _window_size(len(data)), _QUICK_LEVEL))
+            ways.add(_prefix(start, data, old, shift, _window_size(len(data)), _QUICK_LEVEL))
         if 0 <= start + shift <= len(old) - len(data):
-            ways.append(_add(start, data, old, shift))
-    return sorted(ways, key=_size)
+            ways.add(_add(start, data, old, shift))
+    return sorted(ways, key=lambda way: (len(way[1]), way[0].kind, way[0].offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +318,10 @@ def _add(start: int, data: bytes, old: Buffer, shift: int) -> Candidate:
 def _again(op: Op, data: bytes, old: Buffer) -> Candidate:
     """The same way with the slow compressor."""
     if op.kind is OpKind.ADD:
-        payload = zstd.compress(subtract_bytes(data, old[op.offset : op.offset + op.length]), _BEST_LEVEL)
+        difference = subtract_bytes(data, old[op.offset : op.offset + op.length])
+        payload = zstd.compress_noise(difference)
+        if len(payload) < _NOISE * len(data):
+            payload = min(payload, zstd.compress(difference, _BEST_LEVEL), key=len)
     else:
         payload = zstd.compress(data, _BEST_LEVEL, old[op.offset : op.offset + op.window_bytes])
     return Op(op.kind, op.length, op.offset, op.window_bytes, len(payload)), payload

@@ -18,6 +18,7 @@ ZstdError = zstd.ZstdError
 
 # A frame may look back over the largest window and its own segment; libzstd allocates what a frame asks for up to this.
 _WINDOW_LOG_MAX = 24
+_NOISE_LEVEL = 12
 
 Parameters = Mapping[int, int]
 
@@ -43,6 +44,20 @@ def compress(data: bytes, level: int, window: bytes = b"") -> bytes:
     if not window:
         return zstd.compress(data, options=options)
     return zstd.compress(data, options=options, zstd_dict=zstd.ZstdDict(window, is_raw=True).as_prefix)
+
+
+def compress_noise(data: bytes) -> bytes:
+    """One zstd frame of `data` that has few repeats: the entropy coder does the work, the search is kept short."""
+    options = {
+        **parameters(_NOISE_LEVEL, len(data)),
+        zstd.CompressionParameter.strategy: zstd.Strategy.btultra2,
+        zstd.CompressionParameter.min_match: 3,
+        zstd.CompressionParameter.search_log: 2,
+        zstd.CompressionParameter.target_length: 32,
+        zstd.CompressionParameter.hash_log: 16,
+        zstd.CompressionParameter.chain_log: 16,
+    }
+    return zstd.compress(data, options=options)
 
 
 def decompress(frame: bytes, length: int, window: bytes = b"") -> bytes:

@@ -28,6 +28,7 @@ from agent.contract.manifest import (
 from agent.host.image import BuiltImage, build_image, image_path
 from agent.host.project import Project, RuntimePart
 from agent.host.report import Report, megabytes
+from agent.host.transfers import TransferCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +170,9 @@ def held_image(project: Project, image_id: str) -> Path | None:
     """An image a board says it holds, if it was built here and is still there."""
     path = image_path(project.build_folder, image_id)
     return path if path.is_file() else None
+
+
+def transfer_cache(project: Project) -> TransferCache:
+    """Where transfers between images of this project are kept."""
+    images = image_path(project.build_folder, "x").parent
+    return TransferCache(project.build_folder / "cache" / "transfers", images)

@@ -1,8 +1,9 @@
 """`avocadoctl -H board deploy`: ask the board, build, sign, serve over the same ssh, follow the change to its end.
 
 Promises to move no more than this board needs: images it holds are not offered, and for the others exactly the delta
-from its own image is made, where that image was built here. Nothing is guessed: the board says which target it is, and
-a project that does not support it is refused before anything is built. The result is what the board's own record says.
+from its own image is made, where that image was built here. The full transfer beside it is made in a hurry: it is there
+in case the board finds its own image damaged. Nothing is guessed: the board says which target it is, and a project that
+does not support it is refused before anything is built. The result is what the board's own record says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension, image_id
 from agent.delta.apply import file_sha256
-from agent.host.build import BuiltRuntime, build_runtime, held_image
+from agent.delta.encode import Effort
+from agent.host.build import BuiltRuntime, build_runtime, held_image, transfer_cache
 from agent.host.keys import Keys
 from agent.host.project import Project, load_project
 from agent.host.report import Report, megabytes
@@ -95,7 +97,8 @@ async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]
     }
     if document["from_runtime"] == built.manifest.id:
         return {**document, "moves": [], "moved_bytes": 0, "image_bytes": 0, "seconds": _since(started)}
-    folder = project.build_folder / "repository" / project.target.board
+    # A folder of its own: what `publish` made is for many boards, and stays as it is.
+    folder = project.build_folder / "deploy" / project.target.board
     moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report)
     _show_plan(board, status, built, moves, report)
     result = await carry(board, folder, report, dry_run=request.dry_run)
@@ -134,6 +137,8 @@ def _publish(
         bases,
         keys,
         only={extension.image_id for extension in needed},
+        full_effort=Effort.QUICK,
+        cache=transfer_cache(project),
         progress=lambda name, done, total: report.show(f"making {_short(name)}", done, total),
     )
     report.clear()
@@ -141,10 +146,11 @@ def _publish(
 
 
 def _bases(project: Project, extension: Extension, on_board: list[dict[str, Any]]) -> list[Path]:
-    """The board's own images of the same extension, as far as they were built here and still are what they were."""
+    """The board's active image of the same extension, if it was built here and still is what it was."""
     found = []
     for entry in on_board:
-        path = held_image(project, entry["imageId"]) if entry.get("name") == extension.name else None
+        same = (entry.get("name"), entry.get("origin")) == (extension.name, "runtime")
+        path = held_image(project, entry["imageId"]) if same else None
         if path is not None and image_id(file_sha256(path)) == entry["imageId"]:
             found.append(path)
     return found
@@ -265,6 +271,9 @@ def closing_line(document: dict[str, Any]) -> str:
         parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
     else:
         parts.append("nothing to move")
+    for image in ((document["change"] or {}).get("facts") or {}).get("images") or []:
+        if image.get("note"):
+            parts.append(f"{image['name']} came as a full transfer: {image['note']}")
     if document["away_s"] is not None:
         parts.append(f"service away {document['away_s']:.2f} s")
     if document["backend"]:

@@ -10,9 +10,10 @@ second developer's, is still newer than what a board has seen.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,17 +25,16 @@ from tuf.api.serialization import DeserializationError
 from agent.contract.delta import (
     MANIFEST_NAME,
     Transfer,
-    chunk_bytes_for,
     delta_name,
     full_name,
     parse_transfer,
 )
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest, image_id, manifest_bytes, parse_manifest, parse_time
-from agent.delta.apply import file_chunks, file_sha256
-from agent.delta.describe import read_info
-from agent.delta.encode import encode_delta
+from agent.delta.apply import file_sha256
+from agent.delta.encode import Effort
 from agent.host.keys import Keys
+from agent.host.transfers import Progress, TransferCache, make_transfer
 
 TARGETS_LIFE = timedelta(days=90)
 TIMESTAMP_LIFE = timedelta(days=7)
@@ -42,7 +42,6 @@ TIMESTAMP_LIFE = timedelta(days=7)
 _KEPT_SNAPSHOTS = 2
 _CLOCK_TOLERANCE = timedelta(hours=1)
 
-Progress = Callable[[str, int, int], None]  # what is encoded, bytes done, of how many
 SignedT = TypeVar("SignedT", Root, Snapshot, Targets, Timestamp)
 
 
@@ -62,8 +61,10 @@ class _Offer:
 
     entries: dict[str, TargetFile] = field(default_factory=dict)
 
-    def add(self, name: str, size: int, sha256: str, custom: dict[str, Any] | None = None) -> None:
-        extra = {"custom": custom} if custom else {}
+    def add(self, transfer: Transfer) -> None:
+        self.add_file(transfer.name, transfer.size_bytes, transfer.sha256, {"custom": transfer.custom()})
+
+    def add_file(self, name: str, size: int, sha256: str, extra: dict[str, Any] | None = None) -> None:
         self.entries[name] = TargetFile(size, {"sha256": sha256}, name, extra)
 
 
@@ -75,13 +76,16 @@ def publish(
     keys: Keys,
     *,
     only: Collection[str] | None = None,
+    full_effort: Effort = Effort.BEST,
+    cache: TransferCache | None = None,
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> Published:
     """Make or update the repository in `folder` so that it offers `manifest`.
 
     `images`: the file of each image, by id. `bases`: per image id the older images to make deltas from. `only`: the
-    ids that need a transfer at all (None: every one). Raises `keys`, `bad-manifest`, `wrong-target`.
+    ids that need a transfer at all (None: every one). `full_effort`: what full transfers are worth; deltas are always
+    made with the best. `cache`: where transfers made before are found. Raises `keys`, `bad-manifest`, `wrong-target`.
     """
     moment = (now or datetime.now(UTC)).replace(microsecond=0)
     _check(folder, manifest, moment)
@@ -91,28 +95,34 @@ def publish(
     full_bytes: dict[str, int] = {}
     delta_bytes: dict[str, dict[str, int]] = {}
     known = _known_transfers(folder)
+    make = functools.partial(make_transfer, folder / "targets", cache=cache, progress=progress)
+
     for extension in manifest.extensions:
         if only is not None and extension.image_id not in only:
             continue
         image = images[extension.image_id]
-        full = _transfer(folder, None, image, full_name(extension.image_id), known, progress)
-        _offer(offer, full)
+        name = full_name(extension.image_id)
+        full = known.get(name) or make(None, image, name, effort=full_effort)
+        offer.add(full)
         full_bytes[extension.image_id] = full.size_bytes
         delta_bytes[extension.image_id] = {}
         for base in bases.get(extension.image_id, ()):
             base_id = image_id(file_sha256(base))
             if base_id == extension.image_id:
                 continue
-            delta = _transfer(folder, base, image, delta_name(base_id, extension.image_id), known, progress)
+            name = delta_name(base_id, extension.image_id)
+            delta = known.get(name) or make(base, image, name, effort=Effort.BEST)
             if delta.size_bytes < full.size_bytes:  # otherwise the full transfer is the better delta
-                _offer(offer, delta)
+                offer.add(delta)
                 delta_bytes[extension.image_id][base_id] = delta.size_bytes
     data = manifest_bytes(manifest)
     sha256 = hashlib.sha256(data).hexdigest()
     _write(folder / "targets" / f"{sha256}.{MANIFEST_NAME}", data)
-    offer.add(MANIFEST_NAME, len(data), sha256)
+    offer.add_file(MANIFEST_NAME, len(data), sha256)
     version, expires = _sign_all(folder, offer, keys, moment)
     _prune(folder)
+    if cache:
+        cache.prune()
     return Published(version, full_bytes, delta_bytes, expires)
 
 
@@ -161,51 +171,6 @@ def _known_transfers(folder: Path) -> dict[str, Transfer]:
         if transfer and (folder / "targets" / f"{transfer.sha256}.{name}").is_file():
             found[name] = transfer
     return found
-
-
-def _transfer(
-    folder: Path,
-    base: Path | None,
-    image: Path,
-    name: str,
-    known: Mapping[str, Transfer],
-    progress: Progress | None,
-) -> Transfer:
-    if name in known:
-        return known[name]
-    part = folder / "targets" / f".{name}.new"
-    report = (lambda done, total: progress(name, done, total)) if progress else None
-    encode_delta(base, image, part, progress=report)
-    transfer = describe_transfer(part, name)
-    part.replace(folder / "targets" / f"{transfer.sha256}.{name}")
-    return transfer
-
-
-def describe_transfer(file: Path, name: str) -> Transfer:
-    """The signed description of a transfer file."""
-    info = read_info(file)
-    size = file.stat().st_size
-    step = chunk_bytes_for(size)
-    digest = hashlib.sha256()
-    chunks: list[str] = []
-    for chunk in file_chunks(file, piece_bytes=step):
-        digest.update(chunk)
-        chunks.append(hashlib.sha256(chunk).hexdigest())
-    return Transfer(
-        name,
-        size,
-        digest.hexdigest(),
-        info.result_sha256,
-        info.result_size_bytes,
-        step,
-        tuple(chunks),
-        info.base_sha256,
-        info.base_size_bytes,
-    )
-
-
-def _offer(offer: _Offer, transfer: Transfer) -> None:
-    offer.add(transfer.name, transfer.size_bytes, transfer.sha256, transfer.custom())
 
 
 def _sign_all(folder: Path, offer: _Offer, keys: Keys, moment: datetime) -> tuple[int, datetime]:

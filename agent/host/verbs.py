@@ -46,7 +46,11 @@ _PUBLISH = """\
 Build, sign and write a repository: plain files that any web server can serve. Boards fetch from it with
 `avocadoctl runtime add --url`, or over ssh with `deploy`, which makes a repository of its own.
 
-  avocadoctl publish --out /srv/www/boards/virtual"""
+Deltas are made from the images of the last runtimes that were built here. A repository's timestamp is good for a week;
+renewing it takes the online key only, so a timer may do it.
+
+  avocadoctl publish --out /srv/www/boards/virtual
+  avocadoctl publish --refresh --out /srv/www/boards/virtual"""
 
 _PROVISION = """\
 Put the first runtime into a board's root file system, mounted on this machine: images, the signed runtime, the keys it
@@ -87,6 +91,7 @@ def register(subparsers: Any) -> None:
     publish.add_argument(
         "--deltas", type=int, default=_KEPT_RUNTIMES, metavar="N", help="from the last N runtimes (default: 3)"
     )
+    publish.add_argument("--refresh", action="store_true", help="publish nothing new; renew the timestamp")
     publish.set_defaults(run=run_publish)
 
     provision = subparsers.add_parser(
@@ -191,18 +196,21 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 def run_publish(arguments: argparse.Namespace) -> int:
     """Build a runtime, sign it and write the repository."""
-    from agent.host.build import build_runtime, earlier_images
+    from agent.host.build import build_runtime, earlier_images, transfer_cache
     from agent.host.repository import publish
 
     project, report = _load(arguments), _report()
-    built = build_runtime(project, arguments.runtime, report)
     folder = arguments.out or project.build_folder / "repository" / project.target.board
+    if arguments.refresh:
+        return _refresh(arguments, folder, _keys(arguments, project.folder))
+    built = build_runtime(project, arguments.runtime, report)
     published = publish(
         folder,
         built.manifest,
         built.image_paths,
         earlier_images(project, built.manifest, arguments.deltas),
         _keys(arguments, project.folder),
+        cache=transfer_cache(project),
         progress=lambda name, done, total: report.show(f"making {name}", done, total),
     )
     report.clear()
@@ -216,6 +224,15 @@ def run_publish(arguments: argparse.Namespace) -> int:
     deltas = sum(len(sizes) for sizes in published.delta_bytes.values())
     line = f"published {built.manifest.runtime.name} {built.manifest.runtime.version} into {folder}"
     _print(arguments, document, f"{line}: {len(published.full_bytes)} images, {deltas} deltas")
+    return 0
+
+
+def _refresh(arguments: argparse.Namespace, folder: Path, keys: Keys) -> int:
+    from agent.contract.manifest import format_time
+    from agent.host.repository import refresh
+
+    expires = format_time(refresh(folder, keys))
+    _print(arguments, {"repository": str(folder), "expires": expires}, f"{folder}: good until {expires}")
     return 0
 
 

@@ -23,6 +23,8 @@ from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, man
 from agent.ports.protocols import Kind
 
 _CHUNK = 1 << 20
+# What agent/transfer.py leaves of an image that did not arrive whole.
+_PART_SUFFIXES = ("part", "progress", "progress-new")
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -163,10 +165,22 @@ class FileStore:
         names = (path.stem for path in self._images.glob("*.raw") if path.is_file() and not path.is_symlink())
         return sorted(name for name in names if _is_id(name))
 
+    def begun_ids(self) -> list[str]:
+        """Every image of which a part is there, or what was remembered of one."""
+        if not self._images.is_dir():
+            return []
+        names = {path.name.partition(".") for path in self._images.iterdir()}
+        return sorted(name for name, _, suffix in names if suffix in _PART_SUFFIXES and _is_id(name))
+
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""
-        for suffix in (".raw", ".part"):
-            (self._images / f"{_checked_id(image_id)}{suffix}").unlink(missing_ok=True)
+        (self._images / f"{_checked_id(image_id)}.raw").unlink(missing_ok=True)
+        self.remove_part(image_id)
+
+    def remove_part(self, image_id: str) -> None:
+        """The part of the image is gone, and what was remembered of it."""
+        for suffix in _PART_SUFFIXES:
+            (self._images / f"{_checked_id(image_id)}.{suffix}").unlink(missing_ok=True)
         if self._images.is_dir():
             sync_folder(self._images)
 

@@ -60,6 +60,14 @@ class Overlay(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Switching:
+    """How this board's overlays are switched: `gapless`, or `reload` and why not the other."""
+
+    way: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """A process that holds a device node open or mapped. `ours`: it belongs to a unit the change stops."""
 
@@ -114,8 +122,14 @@ class Store(Protocol):
     def image_ids(self) -> list[str]:
         """Every complete image."""
 
+    def begun_ids(self) -> list[str]:
+        """Every image of which a part is there."""
+
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""
+
+    def remove_part(self, image_id: str) -> None:
+        """The part of the image is gone, and what was remembered of it."""
 
     def free_bytes(self) -> int:
         """What an unprivileged writer could still write."""
@@ -188,6 +202,9 @@ class Source(Protocol):
 
     def fetch(self, extension: Extension, held: Sequence[Extension], progress: Progress) -> Fetched:
         """The image is in the store, verified. `held`: images whose bytes were just verified and may serve as base."""
+
+    def moved_bytes(self) -> int:
+        """Everything this repository sent so far, metadata included."""
 
     def close(self) -> None:
         """The connection is gone."""

@@ -51,6 +51,8 @@ class World:
 
     # what a disk keeps
     images: set[str] = field(default_factory=set)
+    begun: set[str] = field(default_factory=set)
+    moved_bytes: int = 0
     runtimes: dict[str, Manifest] = field(default_factory=dict)
     active: str | None = None
     previous: str | None = None
@@ -255,6 +257,14 @@ class FakeStore:
         self.world.images.discard(image_id)
         self.world.fuse.tick()
 
+    def begun_ids(self) -> list[str]:
+        return sorted(self.world.begun)
+
+    def remove_part(self, image_id: str) -> None:
+        self.world.begin("remove_part", image_id)
+        self.world.begun.discard(image_id)
+        self.world.fuse.tick()
+
     def free_bytes(self) -> int:
         return 1 << 40
 
@@ -331,7 +341,11 @@ class FakeSource:
         self.world.fuse.tick()
         self.world.images.add(extension.image_id)
         self.world.fuse.tick()
+        self.world.moved_bytes += size
         return Fetched(extension.image_id, "delta" if base else "full", base, size)
+
+    def moved_bytes(self) -> int:
+        return self.world.moved_bytes
 
     def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ import pytest
 from agent.contract.errors import ErrorCode
 from agent.delta import zstd
 from agent.delta.format import DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer
-from agent.host.repository import describe_transfer
+from agent.host.transfers import describe_transfer
 from tests.hostile.board import Stage, extension, image, refused
 from tests.hostile.server import Server
 

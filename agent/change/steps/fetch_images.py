@@ -6,7 +6,7 @@ Undo leaves them: they are named by content and harm nobody; prune decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.releases import extensions_of
@@ -17,7 +17,11 @@ from agent.ports.protocols import Fetched, Source, Store
 
 @dataclass(frozen=True, slots=True)
 class FetchImages:
-    """Inputs: `source` (or None), `extensions`, `held` (bases for deltas). Facts: image_bytes, moved_bytes, images."""
+    """Inputs: `source` (or None), `extensions`, `held` (bases for deltas).
+
+    Facts: image_bytes, moved_bytes (everything that was moved, metadata included), and for each of `images` the way it
+    took, its own moved_bytes and, where a cheaper way could not be taken, a `note` that says why.
+    """
 
     store: Store
     source_for: Callable[[str], Source]  # the open, verified source; whoever opened it closes it
@@ -37,7 +41,7 @@ class FetchImages:
         missing = [extension for extension in wanted if not self.store.verify_image(extension)]
         arrived = self._fetch(inputs, missing, report) if missing else {}
         report.fact("image_bytes", sum(extension.size_bytes for extension in missing))
-        report.fact("moved_bytes", sum(fetched.moved_bytes for fetched in arrived.values()))
+        report.fact("moved_bytes", self.source_for(inputs["source"]).moved_bytes() if arrived else 0)
         report.fact("images", [_fact(extension, arrived.get(extension.image_id)) for extension in wanted])
 
     def _fetch(self, inputs: Inputs, missing: Sequence[Extension], report: Report) -> dict[str, Fetched]:
@@ -49,18 +53,24 @@ class FetchImages:
                 "Deploy the runtime again from the host.",
             )
         source = self.source_for(inputs["source"])
-        held = [extension for extension in extensions_of(inputs["held"]) if self.store.verify_image(extension)]
+        bases = extensions_of(inputs["held"])
+        held = [extension for extension in bases if self.store.verify_image(extension)]
+        damaged = {extension.name: extension for extension in bases if extension not in held}
         sizes = {extension.image_id: source.transfer_sizes(extension, held)[0] for extension in missing}
         total = sum(sizes.values())
         before = 0
         arrived: dict[str, Fetched] = {}
         report.progress(0, total)
         for extension in missing:
-            arrived[extension.image_id] = source.fetch(
+            fetched = source.fetch(
                 extension,
                 held,
                 lambda done, _, start=before: report.progress(start + done, total),  # type: ignore[misc]
             )
+            base = damaged.get(extension.name)
+            if fetched.way == "full" and base and not fetched.note:
+                fetched = replace(fetched, note=f"image {base.image_id} of {base.name} {base.version} is damaged")
+            arrived[extension.image_id] = fetched
             before += sizes[extension.image_id]
             report.progress(before, total)
         return arrived
@@ -77,4 +87,5 @@ def _fact(extension: Extension, fetched: Fetched | None) -> dict[str, object]:
         "way": fetched.way if fetched else "held",
         "base_image_id": fetched.base_image_id if fetched else None,
         "moved_bytes": fetched.moved_bytes if fetched else 0,
+        "note": fetched.note if fetched else "",
     }

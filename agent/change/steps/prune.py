@@ -1,5 +1,7 @@
 """prune: runtimes that are neither active nor previous are gone, and images that no remaining runtime lists.
 
+So is what was begun of an image that nobody wants any more, or that has arrived whole since.
+
 Files that are no images of ours are never touched. When a manifest cannot be read, no image is removed: it may list
 any of them.
 """
@@ -40,6 +42,10 @@ class Prune:
         unused = [image_id for image_id in self.store.image_ids() if image_id not in used]
         for image_id in unused:
             self.store.remove_image(image_id)
+        whole = set(self.store.image_ids())
+        for image_id in self.store.begun_ids():
+            if image_id not in used or image_id in whole:
+                self.store.remove_part(image_id)
         if unused:
             report.fact("pruned_images", len(unused))
 

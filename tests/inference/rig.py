@@ -61,13 +61,14 @@ class Rig:
 
     def settings(self, **changes: Any) -> SupervisorSettings:
         """The virtual profile, with this rig's paths and quick deadlines."""
+        answer = changes.pop("reset_answer", self.folder / "reset-answer")
         options = {"node": str(self.node), "control": str(self.folder / "control"), **changes.pop("options", {})}
         overrides: dict[str, Any] = {**QUICK, "nodes": [str(self.node)]}
         overrides["delegate"] = {"path": str(LIBRARY), "options": options}
         for key, value in changes.items():
             inner = overrides.get(key)
             overrides[key] = {**inner, **value} if isinstance(inner, Mapping) else value
-        return SupervisorSettings(self.model_dir, "virtual", self.folder, overrides)
+        return SupervisorSettings(self.model_dir, "virtual", self.folder, overrides, reset_answer=answer)
 
     @contextlib.asynccontextmanager
     async def running(self, *, wait: bool = True, **changes: Any) -> AsyncIterator[SupervisorLink]:

@@ -261,7 +261,7 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
         ]
     steps += [
         StepSpec("switch_overlay", overlay),
-        StepSpec("reload", {"images": images}),
+        StepSpec("reload", {"images": images, "leaving": leaving}),
     ]
     if to is not None:
         starting = affected | {"stay_stopped": stopped}

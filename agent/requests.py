@@ -81,10 +81,8 @@ class Planner:
             requested_by=ask.requested_by,
             from_runtime=shown.id if shown else observed.active,
             to_runtime=to.id if to else None,
-            steps=() if ask.dry_run else steps,
-            facts={"dry_run": True, "plan": [{"kind": s.kind, "inputs": s.inputs} for s in steps]}
-            if ask.dry_run
-            else {},
+            steps=steps,
+            plan_only=ask.dry_run,
         )
 
     def _wanted(self, ask: Ask, observed: Observed) -> Wanted:
@@ -170,7 +168,8 @@ class Changes:
         self._thread: threading.Thread | None = None
         self._opened = asyncio.Event()
         self._refusal: OperationError | None = None
-        self.record: ChangeRecord | None = None  # the running one, else the last
+        self.record: ChangeRecord | None = None  # the running one, else the last; never a dry run's
+        self._told: ChangeRecord | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -287,8 +286,8 @@ class Changes:
             job.set_result(None)
         else:
             job.set_exception(error)
-        if self.record is not None:
-            self._listener(self.record)
+        if self._told is not None:  # `busy` has changed
+            self._listener(self._told)
 
     def _check(self, job: asyncio.Future[None]) -> None:
         error = job.exception()
@@ -299,7 +298,9 @@ class Changes:
         loop = asyncio.get_running_loop()
 
         def on_loop(record: ChangeRecord) -> None:
-            self.record = record
+            self._told = record
+            if record.outcome is not Outcome.PLANNED:
+                self.record = record
             self._listener(record)
             if first is not None and not first.done():
                 first.set_result(record)

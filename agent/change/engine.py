@@ -70,8 +70,14 @@ class Engine:
             started_at=self._clock.now(),
             facts=dict(change.facts),
         )
+        if change.plan_only:
+            plan = [{"kind": spec.kind, "inputs": spec.inputs} for spec in change.steps]
+            facts = record.facts | {"dry_run": True, "plan": plan}
+            record = replace(record, outcome=Outcome.PLANNED, ended_at=record.started_at, steps=(), facts=facts)
         run = _Run(record, self._journal, self._handlers, self._clock, progress, cancelled)
         run.save()
+        if change.plan_only:
+            return run.record
         run.say(events.CHANGE_BEGUN, logging.INFO, f"begun for {record.requested_by}")
         return run.to_the_end()
 

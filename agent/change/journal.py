@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.change.record import ChangeRecord, parse_record
+from agent.change.record import ChangeRecord, Outcome, parse_record
 from agent.contract.errors import ErrorCode, OperationError
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
@@ -60,6 +60,19 @@ class Journal:
         except OperationError as cause:
             remedy = cause.remedy or f"Move {path} out of the folder."
             raise OperationError(cause.code, f"{cause.message} of change {number}", remedy) from cause
+
+    def last_change(self) -> tuple[ChangeRecord | None, list[OperationError]]:
+        """The newest record that is more than a plan, and what could not be read before it was found."""
+        unreadable: list[OperationError] = []
+        for number in reversed(self.numbers()):
+            try:
+                record = self.load(number)
+            except OperationError as error:
+                unreadable.append(error)
+                continue
+            if record.outcome is not Outcome.PLANNED:
+                return record, unreadable
+        return None, unreadable
 
     def newest(self) -> ChangeRecord | None:
         """The change that may still be running. Raises as `load` does."""

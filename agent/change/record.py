@@ -35,13 +35,14 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a change stands. Everything but `running` is final."""
+    """How a change stands. Everything but `running` is final; a `planned` one is a dry run and touched nothing."""
 
     RUNNING = "running"
     APPLIED = "applied"
     REVERTED = "reverted"
     STUCK = "stuck"
     CANCELLED = "cancelled"
+    PLANNED = "planned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewChange:
-    """A change that has not begun: what was asked, by whom, and the plan."""
+    """A change that has not begun: what was asked, by whom, and the plan. `plan_only`: it never begins."""
 
     kind: str
     requested_by: str
@@ -83,6 +84,7 @@ class NewChange:
     to_runtime: str | None
     steps: Sequence[StepSpec]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    plan_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

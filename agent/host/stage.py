@@ -23,6 +23,7 @@ RELEASE_XATTR = "user.extension-release.strict"
 _ROOTS = {"sysext": ("usr", "opt"), "confext": ("etc",)}
 _RELEASE_FOLDER = {"sysext": "usr/lib/extension-release.d", "confext": "etc/extension-release.d"}
 _UPHOLDS = "usr/lib/systemd/system/multi-user.target.upholds"
+_READ_BY_RELOAD = ("usr/lib/systemd", "etc/systemd", "usr/share/dbus-1", "etc/dbus-1")
 _SKIPPED = {"__pycache__", ".gitkeep", ".DS_Store"}
 _KEPT_XATTRS = ("security.capability", "user.")
 
@@ -62,7 +63,7 @@ def lay_out(project: Project, name: str, part: ExtensionPart, root: Path) -> Non
     _refuse_foreign(root, name, part)
     for kind in part.types:
         release = root / _RELEASE_FOLDER[kind] / f"extension-release.{name}"
-        _write(release, _release(project, part, kind))
+        _write(release, _release(project, part, kind, reloads=part.reload_manager or _brings_units(root)))
         if part.reload_manager:
             _link_merge_names(release, name)
 
@@ -79,7 +80,11 @@ def _link_merge_names(release: Path, name: str) -> None:
         release.with_name(f"extension-release.{number:02d}-{name}").symlink_to(release.name)
 
 
-def _release(project: Project, part: ExtensionPart, kind: str) -> str:
+def _brings_units(root: Path) -> bool:
+    return any((root / folder).is_dir() for folder in _READ_BY_RELOAD)
+
+
+def _release(project: Project, part: ExtensionPart, kind: str, *, reloads: bool) -> str:
     """The extension-release. Systemd's own keys first, then those the agent obeys."""
     target = project.target
     lines = {
@@ -90,6 +95,9 @@ def _release(project: Project, part: ExtensionPart, kind: str) -> str:
     }
     if part.reload_manager:
         lines["EXTENSION_RELOAD_MANAGER"] = "1"
+    elif not reloads:
+        # Said, so that the agent need not reload systemd while the services are away.
+        lines["EXTENSION_RELOAD_MANAGER"] = "0"
     several = {
         "AVOCADO_ENABLE_SERVICES": " ".join(part.enable_services),
         "AVOCADO_MODPROBE": " ".join(part.modprobe),

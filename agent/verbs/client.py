@@ -194,6 +194,9 @@ def closing_line(record: Record) -> str:
     """How a change ended, in one line."""
     facts = record["facts"]
     text = f"change #{record['number']} {record['kind']}: {record['outcome']}"
+    if record["outcome"] == "planned":
+        steps = ", ".join(step["kind"] for step in facts.get("plan") or ())
+        return f"{text}; it would run {steps}" if steps else f"{text}; there is nothing to do"
     if "moved_bytes" in facts and "image_bytes" in facts:
         text += f", moved {size(facts['moved_bytes'])} of {size(facts['image_bytes'])}"
     if isinstance(facts.get("away_s"), (int, float)):
@@ -205,7 +208,7 @@ def closing_line(record: Record) -> str:
 
 def error_of_record(record: Record) -> OperationError | None:
     """Why a change did not reach what was asked, or None when it did."""
-    if record["outcome"] in ("applied", "running"):
+    if record["outcome"] in ("applied", "running", "planned"):
         return None
     reason = record["reason"]
     if reason:

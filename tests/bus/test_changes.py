@@ -218,11 +218,35 @@ def test_what_would_take_the_agent_away_is_refused_with_the_way_out() -> None:
     assert activate.value.remedy == "Add avocado-agent to the runtime's extensions in avocado.yaml."
 
 
-def test_a_dry_run_is_a_record_of_the_plan_with_no_step_to_run() -> None:
+def test_a_dry_run_is_planned_and_is_never_the_last_change(tmp_path: Path) -> None:
+    plans = iter([gated(), replace(gated(), plan_only=True)])
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, lambda: next(plans))
+        await rig.started()
+        await rig.changes.begin(REFRESH)
+        rig.gate.open.set()
+        await rig.idle()
+        planned = await rig.changes.begin(REFRESH)
+        await rig.idle()
+        assert (planned.number, planned.outcome, planned.steps) == (2, "planned", ())
+        assert planned.facts["plan"] == [{"kind": "gate", "inputs": {}}]
+        assert rig.changes.record is not None
+        assert rig.changes.record.number == 1
+        # What the bus shows is the planned one, so that whoever asked can read it.
+        assert rig.news[-1].number == 2
+        last, _ = rig.journal.last_change()
+        assert last is not None
+        assert (last.number, [record.number for record in rig.journal.history()[0]]) == (1, [2, 1])
+
+    asyncio.run(scenario())
+
+
+def test_a_dry_run_makes_the_plan_of_the_change_itself() -> None:
     observed = board()
     change = planner(observed).plan(Ask(ChangeKind.REFRESH, "root", dry_run=True))
-    assert list(change.steps) == []
-    assert [step["kind"] for step in change.facts["plan"]][:3] == ["stop_services", "release_npu", "switch_overlay"]
+    assert change.plan_only
+    assert [step.kind for step in change.steps][:3] == ["stop_services", "release_npu", "switch_overlay"]
     nothing_merged = replace(observed, merged=MergedSet({}))
     kinds = [step.kind for step in planner(nothing_merged).plan(Ask(ChangeKind.MERGE, "root")).steps]
     assert "switch_overlay" in kinds

@@ -14,6 +14,8 @@ from agent.extensions import Kind, owned_services
 from agent.plan import AGENT_UNIT
 from agent.ports.protocols import ImageReader, Store, Units
 
+_NO = ("0", "no", "n", "false", "f", "off")  # parse_boolean() of systemd
+
 Image = Mapping[str, Any]  # an extension of the manifest, as the plan put it into a step's inputs
 
 
@@ -32,6 +34,10 @@ class Releases:
     def keys(self, images: Sequence[Image]) -> list[Mapping[str, str]]:
         """The release keys of several images, one after the other."""
         return [keys for image in images for _, keys in self.of(image)]
+
+    def reload_manager(self, images: Sequence[Image]) -> bool:
+        """Whether systemd and the bus have to read their files again. An image that says nothing may bring units."""
+        return any(keys.get("EXTENSION_RELOAD_MANAGER", "1") not in _NO for keys in self.keys(images))
 
     def _keys(self, image: Image, kind: Kind) -> Mapping[str, str]:
         image_id = image["image_id"]

@@ -16,7 +16,7 @@ MODPROBE = "/usr/sbin/modprobe"
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Inputs: `images` that came."""
+    """Inputs: `images` that came, and those `leaving`."""
 
     units: Units
     releases: Releases
@@ -30,13 +30,16 @@ class Reload:
         """What the images that came ask for."""
         coming = self.releases.keys(inputs["images"])
         return {
+            # A daemon-reload costs a quarter of a second of the service's absence; a model has no units.
+            "manager": self.releases.reload_manager([*inputs["images"], *inputs.get("leaving", ())]),
             "modules": [name for keys in coming for name in modules(keys)],
             "on_merge": [argv for keys in coming for argv in commands(keys, "AVOCADO_ON_MERGE")],
         }
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Units, bus policy, modules and commands are those of the new set."""
-        self.units.reload_manager(RELOAD_TIMEOUT_S)
+        if memo.get("manager", True):
+            self.units.reload_manager(RELOAD_TIMEOUT_S)
         for name in memo["modules"]:
             self.units.run([MODPROBE, "--", name], COMMAND_TIMEOUT_S)
         for argv in memo["on_merge"]:

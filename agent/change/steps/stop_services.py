@@ -41,6 +41,7 @@ class StopServices:
         states = self.units.states(names)
         leaving = self.releases.keys(inputs["leaving"])
         return {
+            "manager": self.releases.reload_manager([*inputs["images"], *inputs["leaving"]]),
             "units": names,
             "running": [name for name in names if name in states and states[name].active in _RUNNING],
             "on_unmerge": [argv for keys in leaving for argv in commands(keys, "AVOCADO_ON_UNMERGE")],
@@ -58,7 +59,8 @@ class StopServices:
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """Those that ran run again."""
-        self.units.reload_manager(RELOAD_TIMEOUT_S)
+        if memo.get("manager", True):
+            self.units.reload_manager(RELOAD_TIMEOUT_S)
         for name in memo["modules"]:
             self.units.run([MODPROBE, "--", name], COMMAND_TIMEOUT_S)
         for argv in memo["on_merge"]:

@@ -48,6 +48,7 @@ VERBS = {
     "rollback": Verb("agent.verbs.runtime", "back to the previous runtime, or to a named one", True),
     "history": Verb("agent.verbs.history", "the changes of this board, and one of them in full", True),
     "watch": Verb("agent.verbs.history", "follow the running change", True),
+    "root-authority": Verb("agent.verbs.root_authority", "the keys this board trusts, and until when", True),
     "receive": Verb("agent.receive", "the board's end of a deploy; run by deploy itself", True),
     "init": Verb("agent.host.verbs", "start a project: avocado.yaml", False),
     "build": Verb("agent.host.verbs", "build the extensions of avocado.yaml", False),

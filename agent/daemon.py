@@ -46,11 +46,13 @@ from agent.ports.inference import BusInference
 from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
 from agent.ports.npu import ProcNpu
 from agent.ports.overlay_reload import ReloadOverlay
+from agent.ports.privacy import keep_private
 from agent.ports.protocols import Source
 from agent.ports.systemd import SystemdUnits
 from agent.publish import StatusKeeper
 from agent.requests import Changes, OpenSources, Planner
 from agent.trust import Trust, open_source
+from agent.trust_state import Watch
 
 _INFERENCE_TIMEOUT_S = 2.0
 _SETTLE_TIMEOUT_S = 30.0
@@ -124,6 +126,7 @@ class Parts:
 async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     """Make every adapter and put together what stands on them."""
     state = config.state_dir
+    keep_private(state)
     clock = SystemClock(signals.wait)
     units = await SystemdUnits.connect(bus)
     inference = BusInference(bus, asyncio.get_running_loop())
@@ -171,6 +174,7 @@ class Daemon:
         self._bus = bus
         self._parts = parts
         self._start_problems: list[Problem] = []
+        self._trust = Watch(config.state_dir / "metadata")
         planner = Planner(parts.observer, parts.journal, parts.sources)
         self.changes = Changes(parts.engine, planner, signals.cancelled, parts.sources.close, self._news)
         self._status = StatusKeeper(
@@ -265,7 +269,7 @@ class Daemon:
         return self._parts.observer.document(
             self.changes.record,
             inference,
-            self._start_problems,
+            [*self._start_problems, *map(_problem, self._trust.problems())],
             busy=self.changes.busy,
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),

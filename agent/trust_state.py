@@ -91,8 +91,13 @@ def load_seen(folder: Path) -> Seen:
 
 
 def problems(folder: Path) -> list[OperationError]:
-    """What of the trust state is damaged; the next refresh that succeeds writes all but the anchor again."""
+    """What of the trust state is damaged; the next refresh that succeeds writes all but the anchor again.
+
+    A board that was never provisioned has nothing that could be.
+    """
     found: list[OperationError] = []
+    if not any((folder / name).exists() for name in ("root.json", *SEEN_NAMES)):
+        return found
     try:
         read_anchor(folder)
     except OperationError as error:
@@ -112,6 +117,31 @@ def problems(folder: Path) -> list[OperationError]:
                 )
             )
     return found
+
+
+class Watch:
+    """`problems` for who asks every few seconds: read again only after a file has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp: list[tuple[int, int] | None] = []
+        self._found: list[OperationError] = []
+
+    def problems(self) -> list[OperationError]:
+        """What of the trust state is damaged now."""
+        names = ("root.json", *SEEN_NAMES, *(f"cache/{name}" for name in _CACHED))
+        stamp = [_stamp(self._folder / name) for name in names]
+        if stamp != self._stamp:
+            self._stamp, self._found = stamp, problems(self._folder)
+        return self._found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _load_one(path: Path) -> Seen | OperationError | None:

@@ -50,7 +50,10 @@ class Rig:
         (self.state / "board.json").write_text('{"target": "virtual", "arch": "x86_64"}')
         self.run_dir.mkdir()
         self.config = folder / "agent.toml"
-        self.config.write_text(f'state_dir = "{self.state}"\nrun_dir = "{self.run_dir}"\nstatus_interval_s = 0.5\n')
+        # Never this machine's own overlays.
+        self.config.write_text(
+            f'state_dir = "{self.state}"\nrun_dir = "{self.run_dir}"\nstatus_interval_s = 0.5\noverlay = "reload"\n'
+        )
         self.systemd = FakeSystemd(self.state, folder / "bin")
         for name in ("systemd-sysext.service", "systemd-confext.service"):
             self.systemd.add(FakeUnit(name, active="active"))
@@ -64,7 +67,7 @@ class Rig:
             self.process = subprocess.Popen(command, cwd=TREE, env=environment(self.address, PATH=path), stderr=log)
 
     async def ready(self, refused_with: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 if self.process.poll() is not None:
                     raise AssertionError((self.folder / "log").read_text())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from inference.model_schema import ModelDocument, Requirements
+    from inference.model_schema import ModelDocument, OtherDocument, Requirements
 
 DOCUMENT = "model.json"
 CPU = "cpu"
@@ -30,6 +30,7 @@ _DOCUMENT_LIMIT_BYTES = 1 << 20
 _ARRAY_LIMIT_BYTES = 16 << 20
 _MODEL_LIMIT_BYTES = 512 << 20
 _SCHEMA = 1
+_OTHER_TASKS = ("classification", "tensors")
 _DEPLOY_AGAIN = "deploy the model again, or prepare it again with `avocado-infer prepare`"
 
 
@@ -90,7 +91,7 @@ class Model:
 
 def load_model(folder: Path) -> Model:
     """Read and verify a model folder; InferenceError names what is wrong with it."""
-    document = _parse(folder, _read(folder, DOCUMENT, _DOCUMENT_LIMIT_BYTES))
+    document = _pose_document(folder, _parse(folder, _read(folder, DOCUMENT, _DOCUMENT_LIMIT_BYTES)))
     expected = dict(document.digests)
     for file in document.files.values():
         if expected.setdefault(file.path, file.sha256) != file.sha256:
@@ -127,23 +128,38 @@ def load_centre_weight(model: Model) -> npt.NDArray[np.float32]:
     return weight
 
 
-def _parse(folder: Path, raw: bytes) -> ModelDocument:
+def _pose_document(folder: Path, document: ModelDocument | OtherDocument) -> ModelDocument:
+    from inference.model_schema import ModelDocument
+
+    if isinstance(document, ModelDocument):
+        return document
+    raise InferenceError(
+        f"cannot load model {folder}: its task is {document.task}, and the pose service runs pose models",
+        "give the service a pose model; another program may run this one",
+    )
+
+
+def _parse(folder: Path, raw: bytes) -> ModelDocument | OtherDocument:
     # Imported here: only who loads a model pays for pydantic.
     from pydantic import ValidationError
 
-    from inference.model_schema import ModelDocument
+    from inference.model_schema import ModelDocument, OtherDocument
 
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{DOCUMENT} is not JSON") from error
-    number = fields.get("schema") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        raise _damaged(folder, f"{DOCUMENT} is not a JSON object")
+    number = fields.get("schema")
     if isinstance(number, int) and number > _SCHEMA:
         raise InferenceError(
             f"cannot load model {folder}: {DOCUMENT} has schema {number}, this program reads up to {_SCHEMA}",
             "update the pose-app extension, or prepare the model with the version installed here",
         )
     try:
+        if fields.get("task") in _OTHER_TASKS:
+            return OtherDocument.model_validate_json(raw)
         return ModelDocument.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors()[0]

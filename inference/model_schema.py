@@ -1,5 +1,8 @@
 """The schema of model.json, version 1: what a prepared model folder says about itself.
 
+A pose model is what the pose service runs; any other vision model has the same document with another output contract,
+for the program that knows what its outputs mean.
+
 Strict: a number is not a string, a path is a plain file name, a pose has 17 finite rows. Keys this version does not
 know are ignored, so that a newer `prepare` may add some; a newer schema number is refused by `inference.model` before
 this module sees the document. Described for people in docs/formats.md.
@@ -7,7 +10,7 @@ this module sees the document. Described for people in docs/formats.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -67,39 +70,89 @@ class Golden(_Part):
     oks_min: dict[str, Fraction]
 
 
+class AcceleratorRequirements(_Part):
+    """What holds on one accelerator only."""
+
+    latency_p95_ms: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    max_cpu_ops: Annotated[int, Field(ge=0)] | None = None
+    max_partitions: Annotated[int, Field(ge=0)] | None = None
+
+
 class Requirements(_Part):
     """What the board must achieve, fixed before anything was measured."""
 
     backend: Literal["npu", "any"]
     latency_p95_ms: Annotated[FiniteFloat, Field(gt=0)]
     frame_rate_fps: Annotated[FiniteFloat, Field(gt=0)]
+    accuracy: dict[str, FiniteFloat] = Field(default_factory=dict)
+    accelerators: dict[Name, AcceleratorRequirements] = Field(default_factory=dict)
 
 
-class ModelDocument(_Part):
-    """One model.json."""
+class OtherOutput(_Part):
+    """Outputs of a model that is not a pose model: class scores, or tensors bound by name."""
+
+    kind: Literal["scores", "tensors"]
+    names: Annotated[dict[str, str], Field(min_length=1)]
+
+
+class OtherGolden(_Part):
+    """The golden frame, and the start of each accelerator's answer to it."""
+
+    frame: FileName
+    answers: dict[str, tuple[tuple[float, float], ...]]
+
+
+class _Document(_Part):
+    """What every model.json holds."""
 
     schema_number: Literal[1] = Field(alias="schema")
     name: Name
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)]
-    task: Literal["pose"]
     input: InputContract
-    output: OutputContract
     files: Annotated[dict[Name, ModelFile], Field(min_length=1)]
     digests: dict[FileName, Sha256]
-    golden: Golden
     calibration: dict[str, Any]
     accuracy: dict[str, Any]
     placement: dict[str, Any]
     requirements: Requirements
 
     @model_validator(mode="after")
-    def _belongs_together(self) -> ModelDocument:
+    def _has_a_fallback(self) -> Self:
         if "cpu" not in self.files:
             raise ValueError("files has no entry for the cpu, which every model needs as its fallback")
+        return self
+
+
+class ModelDocument(_Document):
+    """One model.json of a pose model."""
+
+    task: Literal["pose"]
+    output: OutputContract
+    golden: Golden
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> ModelDocument:
         for name in self.files:
             if name not in self.golden.poses or name not in self.golden.oks_min:
                 raise ValueError(f"golden has no pose or no oks_min for {name}")
         for path in (self.golden.frame, self.output.centre_weight):
             if path not in self.digests:
                 raise ValueError(f"digests has no sha256 for {path}")
+        return self
+
+
+class OtherDocument(_Document):
+    """One model.json of any other vision model."""
+
+    task: Literal["classification", "tensors"]
+    output: OtherOutput
+    golden: OtherGolden
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> OtherDocument:
+        for name in self.files:
+            if name not in self.golden.answers:
+                raise ValueError(f"golden has no answer for {name}")
+        if self.golden.frame not in self.digests:
+            raise ValueError(f"digests has no sha256 for {self.golden.frame}")
         return self

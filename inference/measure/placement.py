@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,17 @@ _DELEGATE = "DELEGATE"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Operators by name on either side, and in how many pieces the accelerator's are."""
+    """Operators by name on either side, and in how many pieces the accelerator's are; why, where a compiler said so."""
 
     accelerated: Mapping[str, int]
     cpu: Mapping[str, int]
     partitions: int
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cpu_ops(self) -> int:
+        """How many operators stay on the CPU."""
+        return sum(self.cpu.values())
 
     def as_dict(self) -> dict[str, Any]:
         """For model.json."""
@@ -33,14 +39,34 @@ class Placement:
             "accelerated": dict(sorted(self.accelerated.items())),
             "cpu": dict(sorted(self.cpu.items())),
             "partitions": self.partitions,
+            **({"reasons": dict(sorted(self.reasons.items()))} if self.reasons else {}),
         }
 
     def summary(self) -> str:
         """For a person: `87 of 93 operators in 4 pieces; on the CPU: LOGISTIC 2, ...`."""
-        taken, left = sum(self.accelerated.values()), sum(self.cpu.values())
+        taken, left = sum(self.accelerated.values()), self.cpu_ops
         rest = ", ".join(f"{name} {count}" for name, count in sorted(self.cpu.items()))
-        pieces = "1 piece" if self.partitions == 1 else f"{self.partitions} pieces"
+        pieces = _counted(self.partitions, "piece")
         return f"{taken} of {taken + left} operators in {pieces}" + (f"; on the CPU: {rest}" if rest else "")
+
+    def excess(self, limits: Mapping[str, int]) -> str:
+        """How it breaks `max_cpu_ops` or `max_partitions`; empty when it keeps both."""
+        found = {"max_cpu_ops": self.cpu_ops, "max_partitions": self.partitions}
+        words = {"max_cpu_ops": "operators on the CPU", "max_partitions": "pieces on the accelerator"}
+        broken = [
+            f"{found[key]} {words[key]}, at most {limits[key]} are allowed"
+            for key in found
+            if found[key] > limits.get(key, found[key])
+        ]
+        return "; ".join(broken)
+
+    def counts(self) -> str:
+        """As a compiled file has them: `1 NPU operator, 0 CPU operators`."""
+        return f"{_counted(self.partitions, 'NPU operator')}, {_counted(self.cpu_ops, 'CPU operator')}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def place(file: Path, delegate: Any) -> Placement:

@@ -12,6 +12,7 @@ import numpy as np
 
 from inference.prepare.calibrate import Pictures, Range
 from inference.prepare.graph import Array, Kind, Layer, Net
+from inference.prepare.progress import bar
 from inference.prepare.quantize import Codes, write_int8
 from inference.prepare.run import Runner
 from inference.prepare.writer import write_float
@@ -25,9 +26,8 @@ def correct_biases(
     sources = tuple(dict.fromkeys(layer.inputs[0] for layer in weighted))
     exact = _means(Runner(write_float(net, watch=sources)), pictures, sources)
     biases = {layer.out: layer.offset.astype(np.float64) for layer in weighted}
-    shifted = {layer.out for layer in net.layers if layer.kind is Kind.SUBTRACT}
-    seen: dict[str, Array] = {name: exact[name] for name in shifted}
-    for layer in weighted:
+    seen: dict[str, Array] = {name: exact[name] for name in _shifted(net) if name in exact}
+    for layer in bar(weighted, "correct biases", unit="layer"):
         source = layer.inputs[0]
         if source not in seen:
             head = _down_to(net, source)
@@ -36,6 +36,15 @@ def correct_biases(
         biases[layer.out] = biases[layer.out] + _response(layer, layer.kernel, exact[source])
         biases[layer.out] -= _response(layer, _values(layer, codes[layer.out]), seen[source])
     return biases
+
+
+def _shifted(net: Net) -> set[str]:
+    """The picture as the network sees it; what int8 loses there is in the first bias already."""
+    shifted: set[str] = set()
+    for layer in net.layers:
+        if layer.kind is Kind.SUBTRACT or (layer.kind is Kind.PAD and layer.inputs[0] in shifted):
+            shifted.add(layer.out)
+    return shifted
 
 
 def _down_to(net: Net, tensor: str) -> Net:

@@ -3,8 +3,8 @@
 A channel of a tensor may be divided by any positive factor when the weights that read it are multiplied by the same
 one. The factors are chosen so that no channel of a weight tensor dwarfs the others: MoveNet's depthwise layers reach
 230 with a median of 1, which is what makes naive per-tensor INT8 collapse. Two things bind the choice. Tensors tied by
-an ADD or a RESIZE share their factors. And a ReLU6 clips at 6 whatever the factor, so a channel that really clips on
-the calibration pictures keeps the factor 1, while any other may grow only as long as it stays below 6.
+an ADD, a RESIZE or a pool share their factors. And a ReLU6 clips at 6 whatever the factor, so a channel that really
+clips on the calibration pictures keeps the factor 1, while any other may grow only as long as it stays below 6.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from inference.prepare.calibrate import Pictures
-from inference.prepare.graph import Activation, Array, Kind, Layer, Net
+from inference.prepare.graph import SAME_CHANNELS, Activation, Array, Kind, Layer, Net
 from inference.prepare.run import Runner
 from inference.prepare.writer import write_float
 
@@ -38,8 +38,8 @@ class Activity:
 
 def activity(net: Net, pictures: Pictures) -> dict[str, Activity]:
     """The largest magnitude of every channel, and whether its ReLU6 really clips."""
-    largest = {name: np.zeros(net.shapes[name][3]) for name in net.tensors}
-    clipped = {name: np.zeros(net.shapes[name][3]) for name in net.tensors}
+    largest = {name: np.zeros(net.shapes[name][-1]) for name in net.tensors}
+    clipped = {name: np.zeros(net.shapes[name][-1]) for name in net.tensors}
     runner = Runner(write_float(net, watch=net.tensors))
     count = 0
     for values in runner.over(pictures()):
@@ -56,7 +56,7 @@ def equalise(net: Net, seen: Mapping[str, Activity]) -> Net:
     groups = _Groups(net)
     weights = {layer.out: layer.kernel.astype(np.float64) for layer in net.layers if layer.has_weights}
     biases = {layer.out: layer.offset.astype(np.float64) for layer in net.layers if layer.has_weights}
-    factors = {group: np.ones(net.shapes[group][3]) for group in groups.free}
+    factors = {group: np.ones(net.shapes[group][-1]) for group in groups.free}
     for _ in range(_ROUNDS):
         moved = 0.0
         for group in groups.free:
@@ -86,12 +86,12 @@ class _Groups:
     def __init__(self, net: Net) -> None:
         self._parent = {name: name for name in net.shapes}
         for layer in net.layers:
-            if layer.kind in (Kind.ADD, Kind.RESIZE):
+            if layer.kind is Kind.ADD or layer.kind in SAME_CHANNELS:
                 for source in layer.inputs:
                     self._parent[self._root(source)] = self._root(layer.out)
         fixed = {self._root(name) for name in (net.input, *net.outputs.values())}
         for layer in net.layers:
-            if layer.kind in (Kind.SUBTRACT, Kind.SIGMOID):
+            if layer.kind in (Kind.SUBTRACT, Kind.SIGMOID, Kind.SOFTMAX, Kind.RESHAPE):
                 fixed |= {self._root(layer.out), self._root(layer.inputs[0])}
         roots = dict.fromkeys(self._root(name) for name in net.shapes)
         weighted = [layer for layer in net.layers if layer.has_weights]

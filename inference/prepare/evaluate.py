@@ -1,13 +1,16 @@
-"""How near a prepared model is to the float one, on pictures nobody calibrated on.
+"""How near a prepared model is to the float one, on pictures nobody calibrated on, and whether that is near enough.
 
-Distances are fractions of the model's input; only points the float model is sure of count. A model that is far from
-float is refused here, at the developer's desk, not by the board's golden frame.
+Each kind of answer has its own measure: points and scores of a pose, the first class of a classification, the direction
+of anything else. The limits are requirements, fixed before anything was measured. A model beyond them is refused here,
+at the developer's desk, and the refusal names the step that broke it: each step is judged with the limits of the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -15,35 +18,120 @@ from inference.errors import InferenceError
 from inference.pose import MIN_VISIBLE_SCORE
 from inference.prepare.graph import Array
 
-Posing = Callable[[Array], Array]
-MAX_DISTANCE = 0.03
-"""Twice what a good int8 model shows, a tenth of what a collapsed one does."""
+_RESAMPLES = 1000
+
+
+class Agreement(Protocol):
+    """What one comparison found."""
+
+    def as_dict(self) -> dict[str, float]:
+        """For model.json, rounded so that it does not carry noise."""
+
+    def summary(self) -> str:
+        """For a person."""
+
+    def excess(self, limits: Mapping[str, float]) -> str:
+        """How it breaks the limits; empty when it keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Agreement with the float model."""
+    """Of poses. Distances are fractions of the model's input; only points the float model is sure of count.
+
+    `distance_low` and `distance_high` bound the mean with 95 % confidence, other pictures of that kind being drawn.
+    """
 
     pictures: int
     points: int
     distance_mean: float
+    distance_low: float
+    distance_high: float
     distance_p95: float
     score_error_mean: float
 
     def as_dict(self) -> dict[str, float]:
-        """For model.json, rounded so that it does not carry noise."""
+        """See `Agreement`."""
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
     def summary(self) -> str:
-        """For a person."""
+        """See `Agreement`."""
         return (
             f"{self.points} points on {self.pictures} held-out pictures, distance to float {self.distance_mean:.4f} "
-            f"(p95 {self.distance_p95:.4f}), score error {self.score_error_mean:.3f}"
+            f"({self.distance_low:.4f} to {self.distance_high:.4f}, p95 {self.distance_p95:.4f}), "
+            f"score error {self.score_error_mean:.3f}"
+        )
+
+    def excess(self, limits: Mapping[str, float]) -> str:
+        """See `Agreement`."""
+        if not self.distance_mean <= limits["max_distance_mean"]:
+            limit = limits["max_distance_mean"]
+            return f"its points are {self.distance_mean:.3f} of the input from the float model's, more than {limit}"
+        if not self.score_error_mean <= limits["max_score_error_mean"]:
+            limit = limits["max_score_error_mean"]
+            return f"its scores are {self.score_error_mean:.2f} from the float model's, more than {limit}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstClass:
+    """Of classifications: how often both name the same class first, with the 95 % interval of that share."""
+
+    pictures: int
+    top1_agreement: float
+    top1_low: float
+    top1_high: float
+    score_error_mean: float
+
+    def as_dict(self) -> dict[str, float]:
+        """See `Agreement`."""
+        return {name: round(value, 5) for name, value in asdict(self).items()}
+
+    def summary(self) -> str:
+        """See `Agreement`."""
+        return (
+            f"the same first class on {self.top1_agreement:.1%} of {self.pictures} held-out pictures "
+            f"({self.top1_low:.1%} to {self.top1_high:.1%}), error of its score {self.score_error_mean:.3f}"
+        )
+
+    def excess(self, limits: Mapping[str, float]) -> str:
+        """See `Agreement`."""
+        if self.top1_agreement >= limits["min_top1_agreement"]:
+            return ""
+        return (
+            f"it names the float model's first class on {self.top1_agreement:.1%} of the pictures, "
+            f"less than {limits['min_top1_agreement']:.0%}"
         )
 
 
-def compare(poses: Sequence[Array], float_poses: Sequence[Array]) -> Accuracy:
-    """Compare poses of the same pictures."""
+@dataclass(frozen=True, slots=True)
+class Similarity:
+    """Of anything else: the cosine between all outputs and the float model's, 1 being the same direction."""
+
+    pictures: int
+    similarity_mean: float
+    similarity_least: float
+
+    def as_dict(self) -> dict[str, float]:
+        """See `Agreement`."""
+        return {name: round(value, 5) for name, value in asdict(self).items()}
+
+    def summary(self) -> str:
+        """See `Agreement`."""
+        return (
+            f"similarity to float {self.similarity_mean:.4f} on {self.pictures} held-out pictures "
+            f"(least {self.similarity_least:.4f})"
+        )
+
+    def excess(self, limits: Mapping[str, float]) -> str:
+        """See `Agreement`."""
+        if self.similarity_mean >= limits["min_similarity_mean"]:
+            return ""
+        least = limits["min_similarity_mean"]
+        return f"its outputs are {self.similarity_mean:.3f} like the float model's, less than {least}"
+
+
+def compare_poses(poses: Sequence[Array], float_poses: Sequence[Array]) -> Accuracy:
+    """Compare poses float32[17, 3] of the same pictures."""
     ours, theirs = np.stack(poses), np.stack(float_poses)
     sure = theirs[..., 2] >= MIN_VISIBLE_SCORE
     if not sure.any():
@@ -51,26 +139,57 @@ def compare(poses: Sequence[Array], float_poses: Sequence[Array]) -> Accuracy:
             "cannot judge the model: the float model finds nobody on the held-out pictures",
             "give pictures with a person in the middle with --heldout",
         )
-    distance = np.linalg.norm(ours[..., :2] - theirs[..., :2], axis=-1)[sure]
+    distance = np.linalg.norm(ours[..., :2] - theirs[..., :2], axis=-1)
+    low, high = _interval(np.where(sure, distance, 0).sum(axis=1), sure.sum(axis=1))
     return Accuracy(
         pictures=len(poses),
         points=int(sure.sum()),
-        distance_mean=float(distance.mean()),
-        distance_p95=float(np.percentile(distance, 95)),
+        distance_mean=float(distance[sure].mean()),
+        distance_low=low,
+        distance_high=high,
+        distance_p95=float(np.percentile(distance[sure], 95)),
         score_error_mean=float(np.abs(ours[..., 2] - theirs[..., 2]).mean()),
     )
 
 
-def require(accuracy: Accuracy, step: str) -> None:
+def compare_scores(scores: Sequence[Array], float_scores: Sequence[Array]) -> FirstClass:
+    """Compare class scores float32[classes] of the same pictures."""
+    ours, theirs = np.stack(scores), np.stack(float_scores)
+    first = theirs.argmax(axis=1)
+    agreement = float((ours.argmax(axis=1) == first).mean())
+    rows = np.arange(len(first))
+    low, high = _wilson(agreement, len(first))
+    return FirstClass(len(first), agreement, low, high, float(np.abs(ours[rows, first] - theirs[rows, first]).mean()))
+
+
+def compare_directions(outputs: Sequence[Array], float_outputs: Sequence[Array]) -> Similarity:
+    """Compare outputs of any kind, flattened to float32[values], of the same pictures."""
+    ours, theirs = np.stack(outputs), np.stack(float_outputs)
+    sizes = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    cosine = (ours * theirs).sum(axis=1) / np.maximum(sizes, 1e-12)
+    return Similarity(len(ours), float(cosine.mean()), float(cosine.min()))
+
+
+def require(found: Agreement, limits: Mapping[str, float], step: str) -> None:
     """Refuse a degenerate model, naming the step that broke it."""
-    if not accuracy.distance_mean <= MAX_DISTANCE:
+    excess = found.excess(limits)
+    if excess:
         raise InferenceError(
-            f"cannot accept the model: after the step '{step}' its points are {accuracy.distance_mean:.3f} of the "
-            f"input from the float model's, more than {MAX_DISTANCE}",
+            f"cannot accept the model: after the step '{step}' {excess}",
             "calibrate with more pictures of what the camera will see",
         )
 
 
-def clearest(pictures: Sequence[Array], float_poses: Sequence[Array]) -> Array:
-    """The picture whose person the float model sees best: a golden frame."""
-    return pictures[int(np.argmax([pose[:, 2].min() + pose[:, 2].mean() for pose in float_poses]))]
+def _interval(sums: Array, counts: Array) -> tuple[float, float]:
+    """The 95 % interval of a mean over pictures, by drawing the pictures again and again, always the same draws."""
+    draws = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
+    means = sums[draws].sum(axis=1) / np.maximum(counts[draws].sum(axis=1), 1)
+    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, which is right near 100 % too."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -28,6 +28,16 @@ class Kind(StrEnum):
     RESIZE = "resize"
     SIGMOID = "sigmoid"
     SUBTRACT = "subtract"
+    PAD = "pad"
+    AVERAGE = "average"
+    LARGEST = "largest"
+    RESHAPE = "reshape"
+    SOFTMAX = "softmax"
+
+
+SAME_CODES = frozenset({Kind.RESIZE, Kind.PAD, Kind.AVERAGE, Kind.LARGEST, Kind.RESHAPE})
+"""What only moves or mixes values: its output must keep its input's scale."""
+SAME_CHANNELS = SAME_CODES - {Kind.RESHAPE}
 
 
 class Activation(StrEnum):
@@ -47,7 +57,10 @@ class Padding(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One operator. `weights` is [out, kh, kw, in] for a convolution and [1, kh, kw, channels] for a depthwise one."""
+    """One operator. `weights` is [out, kh, kw, in] for a convolution and [1, kh, kw, channels] for a depthwise one.
+
+    `size` is the output of a RESIZE or the window of a pool; `pads` are rows above, below, columns left, right.
+    """
 
     kind: Kind
     out: str
@@ -59,6 +72,8 @@ class Layer:
     activation: Activation = Activation.NONE
     subtrahend: float = 0.0
     size: tuple[int, int] | None = None
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    shape: Shape | None = None
 
     @property
     def kernel(self) -> Array:
@@ -107,16 +122,28 @@ class Net:
 def _infer_shapes(net: Net) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {net.input: net.input_shape}
     for layer in net.layers:
-        batch, height, width, channels = shapes[layer.inputs[0]]
-        if layer.has_weights:
-            kernel_height, kernel_width = layer.kernel.shape[1:3]
-            height = _strided(height, kernel_height, layer)
-            width = _strided(width, kernel_width, layer)
-            channels = layer.kernel.shape[layer.channel_axis]
-        elif layer.size is not None:
-            height, width = layer.size
-        shapes[layer.out] = (batch, height, width, channels)
+        shapes[layer.out] = _shape_after(layer, shapes[layer.inputs[0]])
     return shapes
+
+
+def _shape_after(layer: Layer, before: Shape) -> Shape:
+    if layer.shape is not None:
+        return layer.shape
+    if len(before) != 4:
+        return before
+    batch, height, width, channels = before
+    if layer.has_weights:
+        rows, columns = layer.kernel.shape[1:3]
+        channels = layer.kernel.shape[layer.channel_axis]
+        height, width = _strided(height, rows, layer), _strided(width, columns, layer)
+    elif layer.kind in (Kind.AVERAGE, Kind.LARGEST) and layer.size is not None:
+        height, width = _strided(height, layer.size[0], layer), _strided(width, layer.size[1], layer)
+    elif layer.kind is Kind.PAD:
+        above, below, left, right = layer.pads
+        height, width = height + above + below, width + left + right
+    elif layer.size is not None:
+        height, width = layer.size
+    return (batch, height, width, channels)
 
 
 def _strided(length: int, kernel: int, layer: Layer) -> int:

@@ -1,8 +1,9 @@
 """Writes a network in int8: camera bytes in, int8 heads out, weights symmetric and per channel (or per tensor).
 
-The input tensor is uint8 with zero point 128, so that a frame goes in unconverted; one QUANTIZE turns it into int8 and
-stands for the subtraction of the normalisation, whose remainder (127.502 is not 128) goes into the first bias. RESIZE
-must keep its input's scale, and LOGISTIC has the fixed one that every kernel expects.
+The input tensor is uint8 whose zero point is the byte that the model calls zero, so that a frame goes in unconverted;
+one QUANTIZE turns it into int8 and stands for the subtraction of the normalisation, whose remainder (127.502 is not
+128) goes into the first bias. What only moves values keeps its input's scale; LOGISTIC and SOFTMAX have the fixed one
+that every kernel expects.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from inference.prepare.calibrate import Range
-from inference.prepare.graph import Array, Kind, Layer, Net
-from inference.prepare.writer import Affine, FileWriter, size_tensor
+from inference.prepare.graph import SAME_CODES, Array, Kind, Layer, Net
+from inference.prepare.writer import Affine, FileWriter, argument_tensors
 
-_INPUT_ZERO_POINT = 128
-_LOGISTIC = Affine(1 / 256, -128)
+_SHARE = Affine(1 / 256, -128)
 _INT32 = np.iinfo(np.int32)
 
 
@@ -58,13 +58,14 @@ def write_int8(
 ) -> bytes:
     """The network in int8, with these weights; `biases` replaces the layers' own."""
     writer = FileWriter()
-    writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, _INPUT_ZERO_POINT))
+    zero = zero_byte(net)
+    writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, zero))
     affines: dict[str, Affine] = {}
     remainders: dict[str, float] = {}
     for layer in net.layers:
         if layer.kind is Kind.SUBTRACT:
-            affines[layer.out] = Affine(1.0, 0)
-            remainders[layer.out] = _INPUT_ZERO_POINT - layer.subtrahend
+            affines[layer.out] = Affine(1.0, zero - 128)
+            remainders[layer.out] = zero - layer.subtrahend
             output = writer.tensor(layer.out, net.input_shape, "int8", affine=affines[layer.out])
             writer.quantize(writer.index(layer.inputs[0]), output)
             continue
@@ -75,16 +76,24 @@ def write_int8(
             bias = layer.offset if biases is None else biases[layer.out]
             bias = bias + remainders.get(source, 0.0) * _sums(layer)
             inputs += _constants(writer, layer, codes[layer.out], bias, affines[source])
-        elif layer.size is not None:
-            inputs.append(size_tensor(writer, layer))
+        else:
+            inputs += argument_tensors(writer, layer)
+            if layer.kind is Kind.PAD and source in remainders:
+                remainders[layer.out] = remainders[source]
         writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "int8", affine=affines[layer.out]))
     return writer.finish({net.input: net.input}, net.outputs)
 
 
+def zero_byte(net: Net) -> int:
+    """The byte that stands for the model's zero, which is also what its paddings mean."""
+    (shift,) = (layer.subtrahend for layer in net.layers if layer.kind is Kind.SUBTRACT)
+    return int(np.clip(round(shift), 0, 255))
+
+
 def _output_codes(layer: Layer, source: Affine, ranges: Mapping[str, Range]) -> Affine:
-    if layer.kind is Kind.SIGMOID:
-        return _LOGISTIC
-    if layer.kind is Kind.RESIZE:
+    if layer.kind in (Kind.SIGMOID, Kind.SOFTMAX):
+        return _SHARE
+    if layer.kind in SAME_CODES:
         return source
     return affine(ranges[layer.out])
 

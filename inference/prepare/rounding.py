@@ -12,11 +12,15 @@ import numpy as np
 
 from inference.prepare.calibrate import Pictures
 from inference.prepare.graph import Array, Kind, Layer, Net, Padding
+from inference.prepare.progress import bar
 from inference.prepare.quantize import Codes
 from inference.prepare.run import Runner
 from inference.prepare.writer import write_float
 
 _DAMPING = 0.01
+# How many output pixels of a picture are looked at, about; more change nothing that can be measured.
+_PIXELS = 256
+_BLOCK = 64
 
 
 def second_moments(net: Net, pictures: Pictures) -> dict[str, Array]:
@@ -29,17 +33,20 @@ def second_moments(net: Net, pictures: Pictures) -> dict[str, Array]:
         for layer in weighted:
             columns = _columns(layer, values[layer.inputs[0]][0])
             squares = columns.swapaxes(-1, -2) @ columns
-            sums[layer.out] = squares.astype(np.float64) + sums.get(layer.out, 0.0)
+            if layer.out in sums:
+                sums[layer.out] += squares
+            else:
+                sums[layer.out] = squares
             rows[layer.out] = rows.get(layer.out, 0) + columns.shape[-2]
-    return {name: total / rows[name] for name, total in sums.items()}
+    return {name: total.astype(np.float64) / rows[name] for name, total in sums.items()}
 
 
 def round_together(net: Net, moments: Mapping[str, Array], *, per_channel: bool) -> dict[str, Codes]:
     """The codes of every weighted layer."""
+    weighted = [layer for layer in net.layers if layer.has_weights]
     return {
         layer.out: _round(layer, moments[layer.out], per_channel=per_channel)
-        for layer in net.layers
-        if layer.has_weights
+        for layer in bar(weighted, "round together", unit="layer")
     }
 
 
@@ -54,6 +61,9 @@ def _columns(layer: Layer, values: Array) -> Array:
         values = np.pad(values, ((pad_y // 2, pad_y - pad_y // 2), (pad_x // 2, pad_x - pad_x // 2), (0, 0)))
     else:
         tall, wide = -(-(height - rows + 1) // stride), -(-(width - columns + 1) // stride)
+    # Neighbouring pixels say nearly the same: a grid of them is enough.
+    stride *= max(1, round((tall * wide / _PIXELS) ** 0.5))
+    tall, wide = (-(-side * layer.stride // stride) for side in (tall, wide))
     patches = [
         values[y : y + (tall - 1) * stride + 1 : stride, x : x + (wide - 1) * stride + 1 : stride].reshape(-1, channels)
         for y in range(rows)
@@ -77,10 +87,17 @@ def _round(layer: Layer, moments: Array, *, per_channel: bool) -> Codes:
         upper = upper[None]
     matrix = matrix[:, order]
     codes = np.zeros_like(matrix)
-    for column in range(width):
-        codes[:, column] = np.clip(np.round(matrix[:, column] / scales), -127, 127)
-        error = (matrix[:, column] - codes[:, column] * scales) / upper[:, column, column]
-        matrix[:, column + 1 :] -= error[:, None] * upper[:, column, column + 1 :]
+    # Column by column inside a block; what the block did to all later columns follows in one product.
+    for start in range(0, width, _BLOCK):
+        end = min(start + _BLOCK, width)
+        errors = np.empty((len(matrix), end - start))
+        for column in range(start, end):
+            codes[:, column] = np.clip(np.round(matrix[:, column] / scales), -127, 127)
+            error = (matrix[:, column] - codes[:, column] * scales) / upper[:, column, column]
+            matrix[:, column + 1 : end] -= error[:, None] * upper[:, column, column + 1 : end]
+            errors[:, column - start] = error
+        if end < width:
+            matrix[:, end:] -= errors @ upper[0, start:end, end:]
     restored = np.empty_like(codes)
     restored[:, order] = codes
     return Codes(_weights(layer, restored).astype(np.int8), scales)

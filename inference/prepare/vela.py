@@ -1,18 +1,21 @@
 """Compiles an INT8 file for an Ethos-U with Arm's Vela, and reads from the result what the NPU takes.
 
 Vela is a program of its own (package ethos-u-vela), run with a deadline. What it could not place stays as ordinary
-operators in the file; what it could is one custom operator a piece. The compiled file runs nowhere but on that NPU.
+operators in the file, with a reason; what it could is one custom operator a piece. The compiled file runs nowhere but
+on that NPU.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,16 +27,20 @@ from inference.measure.placement import Placement
 VERSION = "5.2.0"
 _CUSTOM = "ethos-u"
 _DEADLINE_S = 300
+_REFUSED = re.compile(r"^Warning \(supported operators\) operator: (\w+), ofm: .*\nReason: (.*)$", re.MULTILINE)
+# Vela's own name for an operator, where it is not the schema's.
+_OWN_NAMES = {"ARGMAX": "ARG_MAX"}
 _NAMES = {code: name for name, code in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What Vela made, and what it expects of it."""
+    """What a compiler made, and what it expects of it."""
 
     content: bytes
     placement: Placement
-    estimate_ms: float
+    estimate_ms: float | None
+    tool: str
     version: str
 
 
@@ -44,10 +51,12 @@ def compile_for(content: bytes, configuration: str) -> Compiled:
         source = folder / "model.tflite"
         source.write_bytes(content)
         vela = find_vela()
-        _run([vela, "--accelerator-config", configuration, "--output-dir", str(folder / "out"), str(source)])
+        where = ["--accelerator-config", configuration, "--output-dir", str(folder / "out")]
+        said = _run([vela, *where, "--show-cpu-operations", str(source)])
         compiled = (folder / "out" / "model_vela.tflite").read_bytes()
         version = _run([vela, "--version"]).strip()
-        return Compiled(compiled, _placement(content, compiled), _estimate_ms(folder / "out"), version)
+        placement = placement_of(content, compiled, _CUSTOM, _reasons(said))
+        return Compiled(compiled, placement, _estimate_ms(folder / "out"), "ethos-u-vela", version)
 
 
 def find_vela() -> str:
@@ -72,10 +81,20 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _placement(source: bytes, compiled: bytes) -> Placement:
+def placement_of(source: bytes, compiled: bytes, custom: str, reasons: Mapping[str, str]) -> Placement:
+    """What moved into the operators of this custom name, from the two files."""
     before, after = _operators(source), _operators(compiled)
-    partitions = after.pop(_CUSTOM, 0)
-    return Placement(accelerated=before - after, cpu=after, partitions=partitions)
+    partitions = after.pop(custom, 0)
+    left = {name: reasons[name] for name in after if name in reasons}
+    return Placement(accelerated=before - after, cpu=after, partitions=partitions, reasons=left)
+
+
+def _reasons(said: str) -> dict[str, str]:
+    """Why Vela refused an operator, by its name; its first reason where it has several."""
+    reasons: dict[str, str] = {}
+    for name, reason in _REFUSED.findall(said):
+        reasons.setdefault(_OWN_NAMES.get(name, name), " ".join(reason.split()))
+    return reasons
 
 
 def _operators(content: bytes) -> Counter[str]:

@@ -26,6 +26,11 @@ _OPERATORS = {
     Kind.SUBTRACT: (schema.BuiltinOperator.SUB, 2),
     Kind.RESIZE: (schema.BuiltinOperator.RESIZE_BILINEAR, 3),
     Kind.SIGMOID: (schema.BuiltinOperator.LOGISTIC, 2),
+    Kind.PAD: (schema.BuiltinOperator.PAD, 2),
+    Kind.AVERAGE: (schema.BuiltinOperator.AVERAGE_POOL_2D, 2),
+    Kind.LARGEST: (schema.BuiltinOperator.MAX_POOL_2D, 2),
+    Kind.RESHAPE: (schema.BuiltinOperator.RESHAPE, 1),
+    Kind.SOFTMAX: (schema.BuiltinOperator.SOFTMAX, 2),
 }
 _QUANTIZE = (schema.BuiltinOperator.QUANTIZE, 2)
 _TYPES = {
@@ -152,15 +157,24 @@ def write_float(net: Net, *, watch: Sequence[str] = ()) -> bytes:
             inputs.append(
                 writer.tensor(f"{layer.out}/subtrahend", (), "float32", np.array(layer.subtrahend, np.float32))
             )
-        elif layer.size is not None:
-            inputs.append(size_tensor(writer, layer))
+        else:
+            inputs += argument_tensors(writer, layer)
         writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "float32"))
     return writer.finish({net.input: net.input}, {**net.outputs, **{name: name for name in watch}})
 
 
-def size_tensor(writer: FileWriter, layer: Layer) -> int:
-    """The constant that tells a RESIZE its output size."""
-    return writer.tensor(f"{layer.out}/size", (2,), "int32", np.array(layer.size, np.int32))
+def argument_tensors(writer: FileWriter, layer: Layer) -> list[int]:
+    """The constants that an operator without weights takes as inputs: sizes and paddings."""
+    match layer.kind:
+        case Kind.RESIZE:
+            values = np.array(layer.size, np.int32)
+        case Kind.RESHAPE:
+            values = np.array(layer.shape, np.int32)
+        case Kind.PAD:
+            values = np.array([(0, 0), layer.pads[:2], layer.pads[2:], (0, 0)], np.int32)
+        case _:
+            return []
+    return [writer.tensor(f"{layer.out}/size", values.shape, "int32", values)]
 
 
 def _quantization(affine: Affine) -> Any:
@@ -193,11 +207,32 @@ def _options(layer: Layer) -> tuple[int, Any]:
             return kinds.ResizeBilinearOptions, options
         case Kind.SIGMOID:
             return kinds.NONE, None
+        case Kind.PAD:
+            return kinds.PadOptions, schema.PadOptionsT()
+        case Kind.AVERAGE | Kind.LARGEST:
+            return kinds.Pool2DOptions, _pool(layer)
+        case Kind.RESHAPE:
+            options = schema.ReshapeOptionsT()
+            options.newShape = list(layer.shape or ())
+            return kinds.ReshapeOptions, options
+        case Kind.SOFTMAX:
+            options = schema.SoftmaxOptionsT()
+            options.beta = 1.0
+            return kinds.SoftmaxOptions, options
 
 
 def _convolution(options: Any, layer: Layer) -> Any:
     options.strideW = options.strideH = layer.stride
     options.dilationWFactor = options.dilationHFactor = 1
+    options.padding = _PADDINGS[layer.padding]
+    options.fusedActivationFunction = _ACTIVATIONS[layer.activation]
+    return options
+
+
+def _pool(layer: Layer) -> Any:
+    options = schema.Pool2DOptionsT()
+    options.filterHeight, options.filterWidth = layer.size or (1, 1)
+    options.strideW = options.strideH = layer.stride
     options.padding = _PADDINGS[layer.padding]
     options.fusedActivationFunction = _ACTIVATIONS[layer.activation]
     return options

@@ -16,12 +16,13 @@ from inference.measure.placement import from_details
 from inference.prepare import pictures as reference_pictures
 from inference.prepare.bias import correct_biases
 from inference.prepare.calibrate import Range, extremes, percentiles
+from inference.prepare.contract import PoseContract
 from inference.prepare.equalise import activity, equalise
-from inference.prepare.evaluate import Accuracy, clearest, compare, require
+from inference.prepare.evaluate import Accuracy, compare_poses, compare_scores, require
 from inference.prepare.graph import Net, multiply_accumulates
 from inference.prepare.pictures import load_pictures
 from inference.prepare.quantize import affine, round_all, round_weights, write_int8
-from inference.prepare.recipe import recipe_for
+from inference.prepare.recipe import accelerator_for
 from inference.prepare.rounding import round_together, second_moments
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.tfjs import read_movenet
@@ -206,11 +207,31 @@ def test_a_missing_graph_says_how_to_get_it(tmp_path):
 
 def test_a_target_without_a_recipe_is_refused_by_name():
     with pytest.raises(InferenceError) as caught:
-        recipe_for("toaster")
-    assert caught.value.message.startswith("cannot prepare for toaster: there are recipes for ")
+        accelerator_for("toaster")
+    assert caught.value.message == (
+        "cannot prepare for toaster: there are recipes for the boards imx8mp-evk, imx8mp-frdm, imx8mp-var-dart, "
+        "imx93-frdm, imx95-frdm, ucm-imx8m-plus, virtual and the accelerators cpu, imx8mp-vx, imx93-ethosu, "
+        "imx95-neutron, virtual"
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "accelerator"),
+    [
+        ("imx93-frdm", "imx93-ethosu"),
+        ("ucm-imx8m-plus", "imx8mp-vx"),
+        ("imx95-neutron", "imx95-neutron"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_a_board_and_its_accelerator_name_the_same_recipe(named, accelerator):
+    assert accelerator_for(named) == accelerator
 
 
 # ---- judging ----
+
+
+LIMITS = {"max_distance_mean": 0.03, "max_score_error_mean": 0.2}
 
 
 def poses(shift: float = 0.0, score: float = 0.8) -> list[np.ndarray]:
@@ -224,15 +245,16 @@ def test_distance_counts_only_points_the_float_model_is_sure_of():
     for pose, mine in zip(exact, ours, strict=True):
         pose[0, 2] = 0.1
         mine[0, :2] = 0
-    found = compare(ours, exact)
+    found = compare_poses(ours, exact)
     assert (found.pictures, found.points) == (4, 64)
     assert found.distance_mean == pytest.approx(0.01, rel=1e-4)
-    require(found, "quantized")
+    assert found.distance_low <= found.distance_mean <= found.distance_high
+    require(found, LIMITS, "quantized")
 
 
 def test_a_collapsed_model_is_refused_naming_the_step():
     with pytest.raises(InferenceError) as caught:
-        require(compare(poses(0.2), poses()), "quantized")
+        require(compare_poses(poses(0.2), poses()), LIMITS, "quantized")
     assert caught.value.message == (
         "cannot accept the model: after the step 'quantized' its points are 0.200 of the input from the float model's, "
         "more than 0.03"
@@ -241,17 +263,41 @@ def test_a_collapsed_model_is_refused_naming_the_step():
 
 def test_a_model_that_answers_with_no_numbers_is_refused():
     with pytest.raises(InferenceError):
-        require(Accuracy(4, 68, float("nan"), float("nan"), 0.0), "quantized")
+        nothing = float("nan")
+        require(Accuracy(4, 68, nothing, nothing, nothing, nothing, 0.0), LIMITS, "quantized")
 
 
 def test_held_out_pictures_without_a_person_cannot_judge():
     with pytest.raises(InferenceError, match="the float model finds nobody"):
-        compare(poses(), poses(score=0.1))
+        compare_poses(poses(), poses(score=0.1))
 
 
 def test_the_golden_frame_is_the_clearest_picture():
     seen = [poses(score=score)[0] for score in (0.4, 0.9, 0.6)]
-    assert clearest(["a", "b", "c"], seen) == "b"
+    assert PoseContract(np.ones((6, 6), np.float32)).clearest(seen) == 1
+
+
+def test_scores_that_are_off_are_refused_although_the_points_are_right():
+    with pytest.raises(InferenceError) as caught:
+        require(compare_poses(poses(score=0.4), poses(score=0.8)), LIMITS, "equalised")
+    assert caught.value.message == (
+        "cannot accept the model: after the step 'equalised' its scores are 0.40 from the float model's, more than 0.2"
+    )
+
+
+def test_classes_are_judged_by_the_first_one_and_its_share_has_an_interval():
+    exact = [np.eye(5, dtype=np.float32)[index % 5] for index in range(20)]
+    ours = [*exact[:18], exact[0], exact[0]]
+    found = compare_scores(ours, exact)
+    assert (found.pictures, found.top1_agreement) == (20, 0.9)
+    assert 0.69 < found.top1_low < 0.71
+    assert 0.96 < found.top1_high < 0.98
+    require(found, {"min_top1_agreement": 0.85}, "quantized")
+    with pytest.raises(InferenceError) as caught:
+        require(found, {"min_top1_agreement": 0.95}, "quantized")
+    assert caught.value.message.endswith(
+        "it names the float model's first class on 90.0% of the pictures, less than 95%"
+    )
 
 
 # ---- placement ----

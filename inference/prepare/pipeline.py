@@ -1,0 +1,290 @@
+"""From a float model to a model folder: the steps in order, each judged, and the document they fill.
+
+Read, learn ranges, quantize, compile, run, see what the accelerator takes. Every step that changes the model is
+compared with the float one on held-out pictures, so that a refusal names the step that broke it. One folder carries the
+files of several accelerators, and the CPU's always; it appears complete or not at all, and the same input gives the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inference import litert
+from inference.accelerator import load_accelerator
+from inference.errors import InferenceError
+from inference.measure.placement import Placement, place
+from inference.model import write_document
+from inference.prepare.calibrate import Pictures
+from inference.prepare.document import digest_of, refuse_overlap, requirements_for, sha256, toolchain
+from inference.prepare.evaluate import Agreement, require
+from inference.prepare.graph import Array
+from inference.prepare.neutron import convert_for, find_converter
+from inference.prepare.pictures import list_pictures, load_pictures
+from inference.prepare.progress import bar
+from inference.prepare.ranges import VARIANTS
+from inference.prepare.recipe import CPU, RECIPES, Recipe, quantize
+from inference.prepare.run import Kernels, Runner
+from inference.prepare.source import Source, check_source, read_source
+from inference.prepare.vela import Compiled, compile_for, find_vela
+from inference.prepare.writer import write_float
+
+_BUILT_HERE = Path("build/simnpu/libsimnpu.so")
+Say = Callable[[str], None]
+Answering = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to prepare, from what, for which accelerators."""
+
+    source: Path
+    targets: tuple[str, ...]
+    calibration: Path
+    held_out: Path
+    out: Path
+    variant: str = "percentile"
+    delegate: Path | None = None
+    input_range: tuple[float, float] | None = None
+    dequantize: bool = False
+    asked: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """The CPU and every target, each once."""
+        return tuple(dict.fromkeys((CPU, *self.targets)))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What an accelerator loads; `int8` is the same before it was compiled into something only an NPU runs."""
+
+    name: str
+    content: bytes
+    int8: bytes
+    compiled: Compiled | None = None
+
+
+class How(StrEnum):
+    """In what way an accelerator's answer could be had on this machine."""
+
+    XNNPACK = "XNNPACK"
+    DELEGATE = "its delegate"
+    REFERENCE = "reference kernels, its delegate is not here"
+
+    @property
+    def step(self) -> str:
+        """What is to blame when the answer is wrong."""
+        return "run by its delegate" if self is How.DELEGATE else "quantized"
+
+
+class _Judge:
+    """The float model's answers to the held-out pictures, and the limits every step is held to."""
+
+    def __init__(self, job: Job, source: Source, limits: Mapping[str, float]) -> None:
+        self.pictures = list(load_pictures(job.held_out, source.side))
+        refuse_overlap(list_pictures(job.calibration), list_pictures(job.held_out))
+        outputs = list(Runner(write_float(source.net)).over(self.pictures))
+        self.contract = source.contract
+        self.contract.check_float(source.net, outputs)
+        self._exact = [self.contract.answer(one) for one in outputs]
+        self._limits = limits
+        self.golden = self.pictures[self.contract.clearest(self._exact)]
+
+    def judge(self, step: str, answering: Answering) -> Agreement:
+        """Compare, or refuse naming the step."""
+        found = self.contract.compare([answering(one) for one in bar(self.pictures, step)], self._exact)
+        require(found, self._limits, step)
+        return found
+
+    def judge_file(self, step: str, content: bytes) -> None:
+        """The same for a file that the CPU can run."""
+        runner = Runner(content)
+        self.judge(step, lambda picture: self.contract.answer(runner(picture)))
+
+
+def prepare_model(job: Job, say: Say) -> None:
+    """Write the model folder `job.out`."""
+    for accelerator in job.accelerators:
+        _find_compiler(RECIPES[accelerator])
+    source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
+    say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
+    requirements = requirements_for(job.targets, source.contract.limits, job.asked)
+    judge = _Judge(job, source, requirements["accuracy"])
+    if line := check_source(source, judge.pictures):
+        say(line)
+    files = _quantized(job, source, judge, say)
+
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=job.out.parent, prefix=".prepare-") as scratch:
+        folder = Path(scratch) / job.out.name
+        folder.mkdir()
+        arrays = {"golden.npy": judge.golden, **source.contract.arrays()}
+        for name, array in arrays.items():
+            np.save(folder / name, array)
+        document = _describe(job, source, requirements)
+        answers = {}
+        for accelerator, file in files.items():
+            (folder / file.name).write_bytes(file.content)
+            answering, how = _answering(job, accelerator, file, folder / file.name, source)
+            agreement = judge.judge(f"{how.step} for {accelerator}", answering)
+            say(f"{accelerator} ({how}): {agreement.summary()}")
+            answers[accelerator] = answering(judge.golden)
+            _record(document, accelerator, file, folder, (agreement, how))
+            _record_placement(document, job, accelerator, (file, folder), say)
+        document["golden"] |= source.contract.golden(answers)
+        document["digests"] = {name: sha256(folder / name) for name in arrays}
+        write_document(folder, document)
+        shutil.rmtree(job.out, ignore_errors=True)
+        folder.rename(job.out)
+    say(f"wrote {job.out}: version {document['version']} for {', '.join(files)}")
+
+
+def _find_compiler(recipe: Recipe) -> None:
+    """Refuse before any work when what a recipe calls is not here."""
+    if recipe.vela:
+        find_vela()
+    if recipe.neutron:
+        find_converter()
+
+
+def _quantized(job: Job, source: Source, judge: _Judge, say: Say) -> dict[str, _File]:
+    """One file for the CPU and one for each target; the same one where their recipes make the same bytes."""
+    passes = _passes(job, source.side)
+    made: dict[tuple[bool, bool], _File] = {}
+    files: dict[str, _File] = {}
+    for accelerator in job.accelerators:
+        recipe = RECIPES[accelerator]
+        key = (recipe.per_channel, recipe.careful)
+        if key not in made:
+            content = quantize(source.net, passes, recipe, VARIANTS[job.variant], judge.judge_file)
+            made[key] = _File(f"{accelerator}.tflite", content, content)
+            scales = "channel" if recipe.per_channel else "tensor"
+            say(f"{accelerator}: INT8 with one scale per {scales}, variant {job.variant}")
+        compiled = _compile(recipe, made[key].int8)
+        files[accelerator] = made[key]
+        if compiled is not None:
+            files[accelerator] = _File(f"{accelerator}.tflite", compiled.content, made[key].int8, compiled)
+            estimate = "" if compiled.estimate_ms is None else f", estimated {compiled.estimate_ms:.1f} ms a frame"
+            say(f"{accelerator}: compiled by {compiled.tool} {compiled.version}{estimate}")
+    return files
+
+
+def _compile(recipe: Recipe, content: bytes) -> Compiled | None:
+    if recipe.vela:
+        return compile_for(content, recipe.vela)
+    if recipe.neutron:
+        return convert_for(content, recipe.neutron)
+    return None
+
+
+def _passes(job: Job, side: int) -> Pictures:
+    """Reads the calibration pictures anew for every pass over them."""
+    count = len(list_pictures(job.calibration))
+
+    def once() -> Iterable[Array]:
+        return bar(load_pictures(job.calibration, side), "calibrate", total=count)
+
+    return once
+
+
+def _answering(job: Job, accelerator: str, file: _File, path: Path, source: Source) -> tuple[Answering, How]:
+    """Picture to answer as this accelerator would, and in what way that was possible here."""
+    contract = source.contract
+    delegate = None if accelerator == CPU else _delegate(job, accelerator)
+    if accelerator != CPU and delegate is None:
+        reference = Runner(file.int8, Kernels.REFERENCE)
+        return (lambda picture: contract.answer(reference(picture))), How.REFERENCE
+    backend = litert.prepare(path, delegate, 1, source.net.input, contract.names, source.side)
+    how = How.XNNPACK if delegate is None else How.DELEGATE
+    return (lambda picture: contract.answer(backend.infer(picture[None]))), how
+
+
+def _delegate(job: Job, accelerator: str) -> Any | None:
+    """The accelerator's delegate with its profile's options, where this machine has it."""
+    profile = load_accelerator(accelerator).delegate
+    if profile is None:
+        return None
+    path = job.delegate or Path(profile.path)
+    if not path.exists() and accelerator == "virtual":
+        path = _BUILT_HERE
+    if not path.exists():
+        if job.delegate is not None:
+            raise InferenceError(f"cannot load delegate {job.delegate}: it does not exist")
+        return None
+    # The board's node and control file are the board's; the operators it claims are what matters here.
+    options = {key: value for key, value in profile.options.items() if key in ("ops", "max_nodes")}
+    return litert.create_delegate(str(path), options)
+
+
+def _describe(job: Job, source: Source, requirements: Mapping[str, Any]) -> dict[str, Any]:
+    variant = VARIANTS[job.variant]
+    pictures = list_pictures(job.calibration)
+    return {
+        "schema": 1,
+        "name": job.source.stem.lower().replace("_", "-").replace(".", "-"),
+        "version": variant.version,
+        "task": source.contract.task,
+        "input": {"name": source.net.input, "shape": list(source.net.input_shape), "dtype": "uint8"},
+        "output": source.contract.output(),
+        "files": {},
+        "golden": {"frame": "golden.npy", "made_with": {}},
+        "calibration": {
+            "variant": job.variant,
+            "head_percentile": variant.head_percentile,
+            "pictures": len(pictures),
+            "sha256": digest_of(pictures),
+        },
+        "accuracy": {"against": "float32", "held_out_sha256": digest_of(list_pictures(job.held_out))},
+        "placement": {},
+        "requirements": dict(requirements),
+    }
+
+
+def _record(
+    document: dict[str, Any], accelerator: str, file: _File, folder: Path, judged: tuple[Agreement, How]
+) -> None:
+    compiled = file.compiled
+    document["files"][accelerator] = {
+        "path": file.name,
+        "sha256": sha256(folder / file.name),
+        "recipe": RECIPES[accelerator].name,
+        "toolchain": toolchain(compiled.tool, compiled.version) if compiled else toolchain(),
+    }
+    document["accuracy"][accelerator] = judged[0].as_dict()
+    document["golden"]["made_with"][accelerator] = judged[1]
+
+
+def _record_placement(document: dict[str, Any], job: Job, accelerator: str, made: tuple[_File, Path], say: Say) -> None:
+    file, folder = made
+    if accelerator == CPU:
+        return
+    placement = _placement(job, accelerator, file, folder)
+    if placement is None:
+        say(f"placement on {accelerator}: unknown, its delegate is not on this machine")
+        return
+    document["placement"][accelerator] = placement.as_dict()
+    compiled = f"{placement.counts()}: " if file.compiled else ""
+    say(f"placement on {accelerator}: {compiled}{placement.summary()}")
+    for name, reason in placement.reasons.items():
+        say(f"  {name} stays on the CPU: {reason}")
+    if excess := placement.excess(document["requirements"]["accelerators"][accelerator]):
+        raise InferenceError(
+            f"cannot accept the model on {accelerator}: {excess}",
+            "cut the model before those operators, or allow them with --require max_cpu_ops=N or max_partitions=N",
+        )
+
+
+def _placement(job: Job, accelerator: str, file: _File, folder: Path) -> Placement | None:
+    if file.compiled is not None:
+        return file.compiled.placement
+    delegate = _delegate(job, accelerator)
+    return None if delegate is None else place(folder / file.name, delegate)

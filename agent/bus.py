@@ -158,9 +158,10 @@ class Manager(ServiceInterface):
         """End a commit-confirmed change."""
         with _as_bus_errors():
             await self._gate.root()
-            raise OperationError(
-                ErrorCode.UNSUPPORTED, f"cannot confirm {change}: no change of this agent waits for a confirmation"
-            )
+            number = change.removeprefix(f"{PATH}/change/")
+            if not number.isdecimal() or change_path(int(number)) != change:
+                raise OperationError(ErrorCode.USAGE, f"cannot confirm {change}: it is no change of this agent")
+            self._changes.confirm(int(number))
 
     @dbus_signal("ChangeAdded")
     def change_added(self, change: str) -> DBusObjectPath:

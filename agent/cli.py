@@ -47,6 +47,7 @@ VERBS = {
     "runtime": Verb("agent.verbs.runtime", "runtimes: list, inspect, add, activate, remove", True),
     "rollback": Verb("agent.verbs.runtime", "back to the previous runtime, or to a named one", True),
     "history": Verb("agent.verbs.history", "the changes of this board, and one of them in full", True),
+    "confirm": Verb("agent.verbs.confirm", "keep a change of /etc that waits for somebody to come back", True),
     "watch": Verb("agent.verbs.history", "follow the running change", True),
     "root-authority": Verb("agent.verbs.root_authority", "the keys this board trusts, and until when", True),
     "receive": Verb("agent.receive", "the board's end of a deploy; run by deploy itself", True),

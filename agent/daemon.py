@@ -27,6 +27,7 @@ from agent import VERSION
 from agent.boot import BootHalf
 from agent.bus import AgentBus, Board
 from agent.change import events
+from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord
@@ -56,6 +57,7 @@ from agent.trust_state import Watch
 
 _INFERENCE_TIMEOUT_S = 2.0
 _SETTLE_TIMEOUT_S = 30.0
+_TIMESTAMP_BYTES = 16 * 1024
 _LOG = logging.getLogger("avocado.daemon")
 
 
@@ -117,6 +119,7 @@ class Parts:
     journal: Journal
     engine: Engine
     sources: OpenSources
+    confirmation: Confirmation
     observer: Observer
     boot: BootHalf
     inference: BusInference
@@ -142,6 +145,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         return open_source(HttpFetcher(source, cancelled=signals.is_cancelled), trust, store)
 
     sources = OpenSources(opener)
+    confirmation = Confirmation()
     handlers = build_handlers(
         units=units,
         overlay=overlay,
@@ -152,6 +156,8 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         images=images,
         source_for=sources.open,
         clock=clock,
+        confirmation=confirmation,
+        reach=lambda server: _answers(HttpFetcher(server, cancelled=signals.is_cancelled)),
     )
     disk = Disk(store, runtimes, images)
     return Parts(
@@ -159,6 +165,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         journal=journal,
         engine=Engine(journal, handlers, clock),
         sources=sources,
+        confirmation=confirmation,
         observer=Observer(identity, disk, overlay, units, inference),
         boot=BootHalf(disk, overlay, units, config.run_dir / "boot-half.json"),
         inference=inference,
@@ -176,7 +183,9 @@ class Daemon:
         self._start_problems: list[Problem] = []
         self._trust = Watch(config.state_dir / "metadata")
         planner = Planner(parts.observer, parts.journal, parts.sources)
-        self.changes = Changes(parts.engine, planner, signals.cancelled, parts.sources.close, self._news)
+        self.changes = Changes(
+            parts.engine, planner, signals.cancelled, parts.sources.close, self._news, parts.confirmation
+        )
         self._status = StatusKeeper(
             self._gather,
             lambda: parts.inference.read_document(_INFERENCE_TIMEOUT_S),
@@ -255,10 +264,10 @@ class Daemon:
         )
 
     def _newest(self) -> ChangeRecord | None:
-        records, unreadable = self._parts.journal.history(1)
+        newest, unreadable = self._parts.journal.last_change()
         for error in unreadable:
             _LOG.warning("%s", error.message)
-        return records[0] if records else None
+        return newest
 
     def _news(self, record: ChangeRecord) -> None:
         self._agent_bus.news(record)
@@ -306,6 +315,18 @@ class Daemon:
 
 def _problem(error: OperationError) -> Problem:
     return Problem(error.code.value, error.message, error.remedy)
+
+
+def _answers(server: HttpFetcher) -> bool:
+    try:
+        for _ in server.get("metadata/timestamp.json", _TIMESTAMP_BYTES):
+            pass
+    except OperationError as error:
+        _LOG.info("%s", error.message)
+        return False
+    finally:
+        server.close()
+    return True
 
 
 def _board(state: Path) -> dict[str, Any]:

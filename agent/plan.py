@@ -91,6 +91,7 @@ class Wanted:
 
 AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
 INFERENCE_UNIT = "pose.service"  # answers as org.avocado.Inference1
+CONFIRM_WITHIN_S = 60.0
 SPARE_BYTES = 16 * 1024 * 1024  # manifests, records, and room for the journal of the base
 
 
@@ -110,6 +111,8 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
     steps += _switch(observed, shown, manifest, whole=wanted.kind not in _MOVES)
+    if wanted.kind is ChangeKind.DEPLOY and _touches_etc(shown, manifest):
+        steps.append(_confirmed(wanted, manifest))
     if manifest.id != observed.active:
         keep = [runtime for runtime in (manifest.id, observed.active) if runtime]
         steps += [
@@ -267,6 +270,20 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
         starting = affected | {"stay_stopped": stopped}
         steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
     return steps
+
+
+def _touches_etc(shown: Manifest | None, to: Manifest) -> bool:
+    before, after = ([e.image_id for e in m.extensions if Kind.CONFEXT in e.types] if m else [] for m in (shown, to))
+    return before != after
+
+
+def _confirmed(wanted: Wanted, manifest: Manifest) -> StepSpec:
+    """Somebody has to come back; a board's own change is confirmed by whoever sits at it."""
+    said = manifest.confirm.get("within_s")
+    within_s = float(said) if isinstance(said, int | float) and 5 <= said <= 3600 else CONFIRM_WITHIN_S
+    source = wanted.source or ""
+    server = None if source.startswith("unix:") else source
+    return StepSpec("await_confirmation", {"within_s": within_s, "server": server})
 
 
 def _unmerge(observed: Observed) -> list[StepSpec]:

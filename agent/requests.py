@@ -14,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.journal import Journal
-from agent.change.record import ChangeRecord, NewChange, Outcome
+from agent.change.record import ChangeRecord, NewChange, Outcome, Phase
 from agent.change.step import Shutdown
+from agent.change.steps.await_confirmation import AwaitConfirmation
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.observe import Observer
@@ -158,12 +160,14 @@ class Changes:
         cancelled: threading.Event,
         cleanup: Callable[[], None],
         listener: Listener,
+        confirmation: Confirmation,
     ) -> None:
         self._engine = engine
         self._planner = planner
         self._cancelled = cancelled
         self._cleanup = cleanup
         self._listener = listener
+        self._confirmation = confirmation
         self._busy = ""
         self._thread: threading.Thread | None = None
         self._opened = asyncio.Event()
@@ -241,6 +245,18 @@ class Changes:
                 f"Wait for it, then: avocadoctl rollback (avocadoctl history show {number})",
             )
         self._cancelled.set()
+
+    def confirm(self, number: int) -> None:
+        """Somebody came back for the running change. Raises `not-found` when it does not wait for that."""
+        record = self.running
+        step = record.step if record is not None and record.number == number else None
+        if step is None or step.kind != AwaitConfirmation.kind or step.phase is not Phase.DOING:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"cannot confirm change {number}: it does not wait for a confirmation",
+                f"See how it stands: avocadoctl history show {number}",
+            )
+        self._confirmation.give()
 
     def _start(self, what: str, work: Callable[[], None]) -> asyncio.Future[None]:
         if self._busy:

@@ -57,6 +57,7 @@ class ErrorCode(StrEnum):
     CHANGE_STUCK = "change-stuck"
     CHANGE_CANCELLED = "change-cancelled"
     POWER_LOST = "power-lost"
+    NOT_CONFIRMED = "not-confirmed"
 
     SSH_FAILED = "ssh-failed"
     HANDSHAKE_FAILED = "handshake-failed"
@@ -103,6 +104,7 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.CHANGE_STUCK: 46,
     ErrorCode.CHANGE_CANCELLED: 47,
     ErrorCode.POWER_LOST: 48,
+    ErrorCode.NOT_CONFIRMED: 49,
     ErrorCode.SSH_FAILED: 50,
     ErrorCode.HANDSHAKE_FAILED: 51,
     ErrorCode.BUILD_FAILED: 60,

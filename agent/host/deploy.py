@@ -36,6 +36,7 @@ Status = dict[str, Any]
 # A change that lost its host while it fetched gives up by itself well within this.
 _ASK_AGAIN_S = 90.0
 _ASK_EVERY_S = 2.0
+_AWAITS = "await_confirmation"  # the board's step that waits for a new connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = F
     if dry_run:
         argv.append("--dry-run")
     number = 0
+    coming_back: asyncio.Task[None] | None = None
     try:
         async with open_session(board, argv) as session:
             await session.handshake()
@@ -204,13 +206,32 @@ async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = F
                         report.clear()
                         return event
                     number = int(event.get("change") or 0)
+                    if event.get("step") == _AWAITS and coming_back is None:
+                        coming_back = asyncio.create_task(_come_back(board, number, report))
                     _show_event(event, report)
     except OperationError as error:
         if error.code is not ErrorCode.SSH_FAILED or not number:
             raise
         report.say(f"the connection to {board.host} was lost; asking how change #{number} ended")
         return await _ask_again(board, number, error)
+    finally:
+        if coming_back is not None:
+            coming_back.cancel()
+            await asyncio.wait({coming_back})
     raise AssertionError("a session ends with a result or an error")
+
+
+async def _come_back(board: Board, number: int, report: Report) -> None:
+    """The change touched /etc: show the board that it can still be reached anew. It reverts when this fails."""
+    anew = Board(board.host, afresh=True)
+    while True:
+        try:
+            await ask(anew, ["confirm", str(number)])
+        except OperationError as error:
+            report.say(f"cannot confirm change #{number} yet: {error.message}")
+            await asyncio.sleep(_ASK_EVERY_S)
+        else:
+            return
 
 
 async def _ask_again(board: Board, number: int, lost: OperationError) -> dict[str, Any]:
@@ -221,6 +242,9 @@ async def _ask_again(board: Board, number: int, lost: OperationError) -> dict[st
             record = await ask(board, ["history", "show", str(number)])
         except OperationError:
             record = {}  # the link may still be down; the deadline bounds this
+        if any(step["kind"] == _AWAITS and step["phase"] == "doing" for step in record.get("steps") or ()):
+            with suppress(OperationError):  # it has ended meanwhile, or the next round tries again
+                await ask(Board(board.host, afresh=True), ["confirm", str(number)])
         if record.get("outcome") not in (None, "running"):
             return {"event": "result", "change": record, "error": None}
         await asyncio.sleep(_ASK_EVERY_S)

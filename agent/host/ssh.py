@@ -31,6 +31,7 @@ _END_S = 3.0
 # Written by receive about every second; ServerAlive below notices a dead link much earlier.
 _SILENCE_S = 90.0
 _OPTIONS = ("-T", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10")
+_AFRESH = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 _ANSWER = "avocado-answer-follows"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -42,6 +43,7 @@ class Board:
     """A board as ssh knows it: `[user@]host`."""
 
     host: str
+    afresh: bool = False  # over a connection of its own, whatever the user's configuration shares
 
     def __post_init__(self) -> None:
         if not self.host or self.host.startswith("-") or any(c.isspace() for c in self.host):
@@ -51,7 +53,7 @@ class Board:
 
     def argv(self, command: str) -> list[str]:
         """The command line that hands `command` to the board's shell; no terminal, which would change bytes."""
-        return ["ssh", *_OPTIONS, self.host, "--", command]
+        return ["ssh", *(_AFRESH if self.afresh else ()), *_OPTIONS, self.host, "--", command]
 
 
 async def ask(board: Board, argv: Sequence[str]) -> dict[str, Any]:

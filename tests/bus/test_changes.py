@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange
@@ -76,8 +77,9 @@ class Rig:
         self.news: list[ChangeRecord] = []
         self.cleaned = 0
         cancelled = threading.Event()
-        engine = Engine(self.journal, {"gate": self.gate}, SystemClock())
-        self.changes = Changes(engine, FixedPlan(plan), cancelled, self._cleanup, self.news.append)
+        self.confirmation = Confirmation()
+        engine = Engine(self.journal, {"gate": self.gate, "await_confirmation": self.gate}, SystemClock())
+        self.changes = Changes(engine, FixedPlan(plan), cancelled, self._cleanup, self.news.append, self.confirmation)
 
     def _cleanup(self) -> None:
         self.cleaned += 1
@@ -160,6 +162,26 @@ def test_a_change_is_cancelled_where_it_may_be_and_nowhere_else(tmp_path: Path) 
         rig.gate.open.set()
         await rig.idle()
         assert rig.journal.load(1).outcome == "cancelled"
+
+    asyncio.run(scenario())
+
+
+def test_only_a_change_that_waits_for_a_confirmation_takes_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path, lambda: replace(gated(), steps=[StepSpec("await_confirmation")]))
+        await rig.started()
+        with pytest.raises(OperationError, match="cannot confirm change 1: it does not wait for a confirmation"):
+            rig.changes.confirm(1)
+        await rig.changes.begin(REFRESH)
+        assert await asyncio.to_thread(rig.gate.reached.wait, 10)
+        await asyncio.sleep(0)  # the record of the step comes to the loop
+        assert not rig.confirmation.given()
+        rig.changes.confirm(1)
+        assert rig.confirmation.given()
+        rig.gate.open.set()
+        await rig.idle()
+        with pytest.raises(OperationError, match="cannot confirm change 1"):
+            rig.changes.confirm(1)
 
     asyncio.run(scenario())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, parse_record
 from agent.change.steps import build_handlers
@@ -69,6 +70,7 @@ class World:
     releases: dict[str, dict[Kind, dict[str, str]]] = field(default_factory=dict)
     offered: Manifest | None = None
     bad: dict[str, str] = field(default_factory=dict)
+    host_comes_back: bool = True
     # the test's hands
     fuse: Fuse = field(default_factory=Fuse)
     calls: list[Call] = field(default_factory=list)
@@ -368,6 +370,17 @@ class FakeClock:
         return f"boot-{self.world.boot}"
 
 
+class FakeHost(Confirmation):
+    """A host that comes back, or does not."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def given(self) -> bool:
+        return self._world.host_comes_back
+
+
 @dataclass
 class FakeJournal:
     """Records are read back through their bytes, as from a disk."""
@@ -401,6 +414,8 @@ def engine_on(
         images=FakeImages(world),
         source_for=lambda _: FakeSource(world),
         clock=FakeClock(world),
+        confirmation=FakeHost(world),
+        reach=lambda server: world.host_comes_back,
         policy=QUICK,
     )
     return Engine(journal or FakeJournal(world), handlers, FakeClock(world), **settings)

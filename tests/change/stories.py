@@ -53,6 +53,7 @@ class Fault:
     refuse: Callable[[Call, World], bool] = lambda call, world: False
     bad: str = ""
     stubborn_npu: bool = False
+    silent_host: bool = False
     stuck: bool = False
 
 
@@ -117,6 +118,7 @@ FAULTS = (
     Fault("cpu", bad="cpu"),
     Fault("hang", bad="hang"),
     Fault("crash loop", bad="crash-loop"),
+    Fault("no confirmation", silent_host=True),
     Fault("activate", _doing("activate")),
     Fault(
         "first sync after activate",
@@ -166,6 +168,7 @@ class Run:
         self.images_before = set(world.images)
         wanted = self.story.wanted()
         world.offered = wanted.manifest
+        world.host_comes_back = not self.fault.silent_host
         steps = self.plan(self.story)
         to = self.story.boots.id if self.story.boots else None
         change = NewChange(wanted.kind.value, "test", world.active, to, steps)
@@ -231,6 +234,8 @@ class Run:
         found = self._differs(boots, self.before[0] if moved else self.before[1], record, reverted=False)
         if moved and not record.committed:
             found.append("applied, but not committed")
+        if self.fault.silent_host and any(step.kind == "await_confirmation" for step in record.steps):
+            found.append("applied, though nobody confirmed the new /etc")
         if self.fault.bad and not self.power and self.fault is not NO_FAULT and self._judged():
             found.append(f"applied, though the model is bad: {self.fault.bad}")
         return found

@@ -16,6 +16,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.plan import ChangeKind, Wanted
 from tests.change.fakes import FakeClock, World, engine_on, plan_on
+from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, R3, board, deploy
 
 
@@ -33,7 +34,7 @@ def test_a_deploy_ends_applied_with_its_figures() -> None:
     world = board(R1, previous=R0)
     record = run(world, deploy(R2)())
     assert (record.outcome, record.committed, record.reason) == (Outcome.APPLIED, True, None)
-    assert [step.phase for step in record.steps] == [Phase.DONE] * 10
+    assert [step.phase for step in record.steps] == [Phase.DONE] * 11
     assert (record.facts["image_bytes"], record.facts["moved_bytes"]) == (2000, 200)
     assert {image["name"]: image["way"] for image in record.facts["images"]} == {
         "pose-config": "delta",
@@ -63,6 +64,43 @@ def test_a_deploy_touches_the_services_in_this_order() -> None:
         ("sync_links",),
         ("settle",),
     ]
+
+
+def test_a_change_of_etc_reverts_when_nobody_comes_back() -> None:
+    world = board(R1)
+    world.host_comes_back = False
+    record = run(world, deploy(R2)())
+    assert record.outcome is Outcome.REVERTED
+    assert record.reason is not None
+    assert record.reason.code is ErrorCode.NOT_CONFIRMED
+    assert record.reason.message == (
+        "cannot keep the new /etc: the host did not come back over a new connection within 60 s"
+    )
+    assert (world.active, world.running["pose.service"][0]) == (R1.id, R1.id)
+
+
+def test_a_change_that_leaves_etc_alone_waits_for_nobody() -> None:
+    world = board(R2)
+    world.host_comes_back = False
+    only_the_model = runtime("4", pose_model="4", pose_config="2")
+    world.releases = releases(R2, only_the_model)
+    record = run(world, deploy(only_the_model)())
+    assert record.outcome is Outcome.APPLIED
+    assert "await_confirmation" not in {step.kind for step in record.steps}
+
+
+def test_a_model_alone_does_not_reload_systemd_and_an_undo_does_not_either() -> None:
+    for bad in ("", "cpu"):
+        world = board(R2)
+        only_the_model = runtime("4", pose_model="4", pose_config="2")
+        world.releases = {
+            image: {kind: keys | {"EXTENSION_RELOAD_MANAGER": "0"} for kind, keys in kinds.items()}
+            for image, kinds in releases(R2, only_the_model).items()
+        }
+        world.bad = {only_the_model.id: bad}
+        record = run(world, deploy(only_the_model)())
+        assert record.outcome is (Outcome.REVERTED if bad else Outcome.APPLIED)
+        assert ("reload_manager",) not in world.calls
 
 
 def test_modules_are_loaded_when_their_extension_comes() -> None:

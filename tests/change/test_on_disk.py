@@ -22,6 +22,7 @@ from tests.change.fakes import (
     QUICK,
     Cut,
     FakeClock,
+    FakeHost,
     FakeImages,
     FakeInference,
     FakeNpu,
@@ -80,6 +81,8 @@ class Disk:
             images=FakeImages(world),
             source_for=lambda _: WritingSource(world, self.store),
             clock=FakeClock(world),
+            confirmation=FakeHost(world),
+            reach=lambda server: world.host_comes_back,
             policy=QUICK,
         )
         return Engine(self.journal, handlers, FakeClock(world))

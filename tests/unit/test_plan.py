@@ -32,6 +32,7 @@ WHOLE = [
     "activate",
     "prune",
 ]
+CONFIRMED = [*WHOLE[:-2], "await_confirmation", *WHOLE[-2:]]
 VOLATILE = ["stop_services", "release_npu", "switch_overlay", "reload", "start_services", "confirm_health"]
 
 
@@ -78,7 +79,8 @@ def names(images: list[dict[str, Any]]) -> list[str]:
 
 KINDS = [
     ("a deploy", board(R1, R0), deploy(R2), WHOLE),
-    ("a first deploy", board(None), deploy(R1), WHOLE),
+    ("a first deploy", board(None), deploy(R1), CONFIRMED),
+    ("a deploy that changes /etc", board(R1), deploy(runtime("5", pose_config="5")), CONFIRMED),
     ("a rollback", board(R2, R1), Wanted(ChangeKind.ROLLBACK, R1), WHOLE),
     ("an activation", board(R1, R2), Wanted(ChangeKind.ACTIVATE, R2), WHOLE),
     ("a deploy of what already runs", board(R1), deploy(R1), []),
@@ -94,6 +96,22 @@ KINDS = [
 @pytest.mark.parametrize(("observed", "wanted", "kinds"), [case[1:] for case in KINDS], ids=[case[0] for case in KINDS])
 def test_the_plan_is_this_list(observed: Observed, wanted: Wanted, kinds: list[str]) -> None:
     assert [spec.kind for spec in plan_change(observed, wanted)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("source", "confirm", "inputs"),
+    [
+        ("unix:/run/avocado/receive-1.sock", {}, {"within_s": 60.0, "server": None}),
+        ("https://host/r", {"within_s": 20}, {"within_s": 20.0, "server": "https://host/r"}),
+        ("https://host/r", {"within_s": 0.1}, {"within_s": 60.0, "server": "https://host/r"}),
+    ],
+)
+def test_a_change_of_etc_is_confirmed_by_the_host_or_by_reaching_the_server(
+    source: str, confirm: dict[str, Any], inputs: dict[str, Any]
+) -> None:
+    manifest = with_keys(runtime("5", pose_config="5"), confirm=confirm)
+    steps = plan_change(board(R1), Wanted(ChangeKind.DEPLOY, manifest, source=source))
+    assert step(steps, "await_confirmation") == inputs
 
 
 def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent.change.confirmation import Confirmation
 from agent.change.step import Step
 from agent.change.steps.absence import Absence
 from agent.change.steps.activate import Activate
+from agent.change.steps.await_confirmation import AwaitConfirmation
 from agent.change.steps.confirm_health import ConfirmHealth
 from agent.change.steps.fetch_images import FetchImages
 from agent.change.steps.prune import Prune
@@ -32,9 +34,14 @@ def build_handlers(
     images: ImageReader,
     source_for: Callable[[str], Source],
     clock: Clock,
+    confirmation: Confirmation,
+    reach: Callable[[str], bool],
     policy: HealthPolicy | None = None,
 ) -> dict[str, Step]:
-    """Every handler by its kind. `source_for` answers with the source that the daemon has open for this change."""
+    """Every handler by its kind. `source_for` answers with the source that the daemon has open for this change.
+
+    `reach`: whether a server answers over a new connection.
+    """
     releases = Releases(store, images)
     affected = AffectedUnits(units, releases)
     absence = Absence(clock)
@@ -47,6 +54,7 @@ def build_handlers(
         Reload(units, releases),
         StartServices(units, affected),
         ConfirmHealth(units, affected, inference, clock, absence, policy or HealthPolicy()),
+        AwaitConfirmation(confirmation, reach, clock),
         Activate(runtimes, overlay),
         Prune(runtimes, store),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.releases import AffectedUnits
 from agent.change.steps.stop_services import START_TIMEOUT_S, STOP_TIMEOUT_S
+from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Units
 
 
@@ -32,7 +33,17 @@ class StartServices:
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """They are active."""
         for name in memo["units"]:
-            self.units.start(name, START_TIMEOUT_S)
+            try:
+                self.units.start(name, START_TIMEOUT_S)
+            except OperationError as cause:
+                raise self._explained(name, cause) from cause
+
+    def _explained(self, name: str, error: OperationError) -> OperationError:
+        """A job says only that it failed; the unit knows whether that was a timeout, a signal or an exit status."""
+        result = self.units.states([name])[name].result
+        if error.code is not ErrorCode.UNIT_FAILED or not result or result in error.message or result == "success":
+            return error
+        return OperationError(error.code, f"{error.message} ({result})", error.remedy, error.facts)
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """They are stopped."""

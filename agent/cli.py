@@ -52,6 +52,7 @@ VERBS = {
     "root-authority": Verb("agent.verbs.root_authority", "the keys this board trusts, and until when", True),
     "receive": Verb("agent.receive", "the board's end of a deploy; run by deploy itself", True),
     "init": Verb("agent.host.verbs", "start a project: avocado.yaml", False),
+    "install": Verb("agent.host.verbs", "fetch and check everything a build needs", False),
     "build": Verb("agent.host.verbs", "build the extensions of avocado.yaml", False),
     "keys": Verb("agent.host.verbs", "make and keep the signing keys", False),
     "publish": Verb("agent.host.verbs", "a signed repository in a folder", False),

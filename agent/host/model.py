@@ -1,17 +1,21 @@
-"""What the build needs to know of a prepared model folder: its version, and that it fits the board.
+"""What the build needs to know of a prepared model folder: its version, that it fits the board, what the board loads.
 
-The pose service owns `model.json` and checks all of it when it loads; here only a model that this board could not run
-at all is stopped, before it is signed.
+One folder may carry the files of several accelerators; an image carries those of its own board and the CPU's. The pose
+service owns `model.json` and checks all of it when it loads; here only a model that this board could not run at all is
+stopped, before it is signed.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Set
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 
+CPU = "cpu"
+_DOCUMENT = "model.json"
 _MAX_BYTES = 4 << 20
 
 
@@ -20,12 +24,12 @@ def model_version(folder: Path, accelerator: str) -> str:
     document = _read(folder)
     files = document.get("files")
     made_for = sorted(files) if isinstance(files, dict) else []
-    for wanted in (accelerator, "cpu"):
+    for wanted in (accelerator, CPU):
         if wanted not in made_for:
             raise OperationError(
                 ErrorCode.BAD_PROJECT,
                 f"cannot use model {folder}: not prepared for {wanted}, only for {', '.join(made_for) or 'nothing'}",
-                f"Run `avocado-infer prepare` with a target whose accelerator is {accelerator}.",
+                f"Run `avocado-infer prepare` with --target {accelerator}; repeat --target for several boards.",
             )
     version = document.get("version")
     if not isinstance(version, str):
@@ -33,8 +37,37 @@ def model_version(folder: Path, accelerator: str) -> str:
     return version
 
 
+def keep_only(folder: Path, accelerator: str) -> None:
+    """Take away from a copied model folder what this accelerator's board never loads; what it loads stays as it is."""
+    document = _read(folder)
+    files = document["files"]
+    kept = {name: file for name, file in files.items() if name in (accelerator, CPU)}
+    if len(kept) == len(files):
+        return
+    needed = {file["path"] for file in kept.values()}
+    for path in {file["path"] for file in files.values()} - needed:
+        if PurePosixPath(path).name == path:
+            (folder / path).unlink(missing_ok=True)
+    others = files.keys() - kept.keys()
+    _drop(document, others)
+    requirements = document.get("requirements", {})
+    own = requirements.get("accelerators", {}).get(accelerator, {})
+    if "latency_p95_ms" in own:
+        requirements["latency_p95_ms"] = own["latency_p95_ms"]
+    (folder / _DOCUMENT).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _drop(value: dict[str, Any], names: Set[str]) -> None:
+    """Every key of these names, at any depth: model.json names an accelerator only where it speaks of it."""
+    for key in list(value):
+        if key in names:
+            del value[key]
+        elif isinstance(value[key], dict):
+            _drop(value[key], names)
+
+
 def _read(folder: Path) -> dict[str, Any]:
-    path = folder / "model.json"
+    path = folder / _DOCUMENT
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise OperationError(ErrorCode.BAD_PROJECT, f"cannot read {path}: larger than {_MAX_BYTES} bytes")

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import MAX_EXTENSIONS
+from agent.host.model import keep_only
 from agent.host.project import ExtensionPart, Project
 
 MODEL_FOLDER = "usr/share/avocado/model"
@@ -46,6 +47,7 @@ def lay_out(project: Project, name: str, part: ExtensionPart, root: Path) -> Non
         _copy(project.path(source), root / inside, name)
     if part.model is not None:
         _copy(project.path(part.model), root / MODEL_FOLDER, name)
+        keep_only(root / MODEL_FOLDER, project.target.accelerator)
     if part.python is not None:
         folder = root / part.python.folder
         for package in part.python.packages:

@@ -1,4 +1,4 @@
-"""The host's verbs: init, build, keys, publish, provision, deploy. Each is a few lines around the module that does it.
+"""The host's verbs: init, install, build, keys, publish, provision, deploy; each a few lines around what does it.
 
 Only what the typed verb needs is imported, so that `--help` answers at once.
 """
@@ -29,10 +29,20 @@ Start a project: a folder with avocado.yaml, which says what runs on which board
 
   avocadoctl init my-project                        an empty project
   avocadoctl init --reference npu-pose my-project   the reference application, ready to build
+  avocadoctl init --target imx93-frdm my-project    for another board than the virtual one
   cd my-project
+  avocadoctl install                                once: fetch everything the build needs
   avocadoctl keys init                              once: the keys your boards will trust
   avocadoctl provision /mnt/board-root              the first runtime, into a root file system
   avocadoctl deploy -H root@board                   every later one, over ssh"""
+
+_INSTALL = """\
+Resolve and cache everything that building a runtime needs: the packages for the board's Python and processor, verified
+by hash; and check that the model is prepared for the board, that every file is there and that the tools are. Says all
+that is missing at once. After it, `build` needs no network.
+
+  avocadoctl install                          the default target of avocado.yaml
+  avocadoctl install --target imx93-frdm      another board"""
 
 _BUILD = """\
 Build the extensions of a runtime into images and write its manifest. What was built from the same inputs before is not
@@ -74,7 +84,15 @@ def register(subparsers: Any) -> None:
     init = subparsers.add_parser("init", help="start a project", description=_INIT, formatter_class=_PLAIN)
     init.add_argument("folder", type=Path, nargs="?", default=Path(), help="the project's folder (default: here)")
     init.add_argument("--reference", metavar="NAME", help="start from a reference application, such as npu-pose")
+    init.add_argument("--target", metavar="BOARD", help="its default_target (default: virtual)")
+    init.add_argument("-r", "--runtime", metavar="NAME", help="what to call its runtime")
     init.set_defaults(run=run_init)
+
+    install = subparsers.add_parser(
+        "install", help="fetch what a build needs", description=_INSTALL, formatter_class=_PLAIN
+    )
+    _project_options(install)
+    install.set_defaults(run=run_install)
 
     build = subparsers.add_parser("build", help="build a runtime's images", description=_BUILD, formatter_class=_PLAIN)
     _project_options(build)
@@ -155,8 +173,10 @@ def _print(arguments: argparse.Namespace, document: dict[str, Any], line: str) -
 def run_init(arguments: argparse.Namespace) -> int:
     """Make the project's folder."""
     from agent.host.project import HOME, PROJECT_FILE
+    from agent.host.start import refuse_unknown, rewrite
     from agent.host.target import nearest
 
+    refuse_unknown(arguments.target, arguments.runtime)
     destination = arguments.folder
     if (destination / PROJECT_FILE).exists():
         raise OperationError(ErrorCode.USAGE, f"cannot start a project in {destination}: it has an {PROJECT_FILE}")
@@ -179,7 +199,20 @@ def run_init(arguments: argparse.Namespace) -> int:
             dirs_exist_ok=True,
             ignore=shutil.ignore_patterns("build", "keys", "__pycache__"),
         )
+    rewrite(destination, arguments.target, arguments.runtime)
     _print(arguments, {"project": str(destination.resolve())}, f"started a project in {destination.resolve()}")
+    return 0
+
+
+def run_install(arguments: argparse.Namespace) -> int:
+    """Fetch and check what a build needs."""
+    from agent.host.install import install
+
+    report = _report()
+    document = install(_load(arguments), arguments.runtime, report)
+    report.clear()
+    line = f"{document['runtime']} for {document['target']}: everything is here; `avocadoctl build` needs no network"
+    _print(arguments, document, line)
     return 0
 
 

@@ -77,6 +77,8 @@ class Lane:
         self._stage_deadline: float | None = None
         self._fresh = True
         self._compiles = False
+        # What a warm start took says nothing about one that must compile again.
+        self._first_seen_s: dict[bool, float] = {}
         self._golden_at = 0.0
         self._oks_min = 1.0
         self._outcomes: list[Outcome] = []
@@ -230,6 +232,8 @@ class Lane:
             self._fresh = False
             self.concluded_first_invoke = True
             self.first_invoke_ms = max(latency_ms, self.first_invoke_ms or 0.0)
+            seen_s = self._first_seen_s.get(self._compiles, 0.0)
+            self._first_seen_s[self._compiles] = max(seen_s, latency_ms / 1000)
         self.last_oks = answer.oks
         passed = answer.oks >= self._oks_min
         reason = Reason.OK if passed else Reason.WRONG_RESULT
@@ -270,9 +274,7 @@ class Lane:
             raise AssertionError("a token needs a worker")
         soft_s, hard_s = self.latencies.soft_s(self.order.limits), self.latencies.hard_s(self.order.limits)
         if kind is Kind.GOLDEN and self._fresh:
-            # What a warm start took says nothing about one that must compile again.
-            seen_s = None if self.first_invoke_ms is None or self._compiles else self.first_invoke_ms / 1000
-            soft_s = hard_s = first_invoke_s(self.order.limits, seen_s)
+            soft_s = hard_s = first_invoke_s(self.order.limits, self._first_seen_s.get(self._compiles))
         self._task = Task.sent(kind, sequence, now, soft_s, hard_s)
         if kind is Kind.GOLDEN:
             self._task.watch(worker.pid, now)
@@ -306,9 +308,8 @@ class Lane:
                     self._outcomes.append(Late(task.sequence))
         if task.hung(worker.pid, now):
             waited_ms = (now - task.sent_at) * 1000
-            self._fail(
-                Failed(Reason.HUNG), now, f"cannot go on: the {self.backend} gave no answer in {waited_ms:.0f} ms"
-            )
+            message = f"cannot go on: the {self.backend} gave no answer in {waited_ms:.0f} ms"
+            self._fail(Failed(Reason.HUNG), now, message)
 
     def _look_for_reset(self, now: float) -> None:
         # An NPU in quarantine waits for its worker's death anyway; any other for as long as the policy says.
@@ -373,9 +374,8 @@ class Lane:
             self.launch_failed(now)
 
     def _discard_worker(self, now: float) -> None:
-        reason = self.life.reason
+        reason, self._stage_deadline = self.life.reason, None
         task, self._task = self._task, None
-        self._stage_deadline = None
         if task is not None and task.kind is Kind.FRAME:
             self._outcomes.append(Lost(task.sequence, reason))
         elif task is not None:

@@ -16,85 +16,12 @@ import pytest
 from inference.errors import InferenceError
 from inference.link import SupervisorLink
 from inference.policy import Backend, Phase, Reason
-from tests.inference.rig import MODEL, ROOT, WAIT_S, Camera, Rig, marked_processes, no_process_left, open_descriptors
+from tests.inference.rig import MODEL, WAIT_S, Camera, Rig, marked_processes, no_process_left
 from tests.models import placeholder_model, read, sha256, write
-
-AT_FRAME = [
-    ("hang", Reason.HUNG),
-    ("spin", Reason.HUNG),
-    ("slow:120", Reason.SLOW),
-    ("slow:900", Reason.HUNG),
-    ("error", Reason.ERROR),
-    ("wrong", Reason.WRONG_RESULT),
-    ("crash", Reason.CRASHED),
-    ("abort", Reason.CRASHED),
-]
-AT_LOAD = [
-    ("create", Reason.REFUSED),
-    ("prepare", Reason.REFUSED),
-    ("busy", Reason.BUSY),
-    ("create_hang", Reason.HUNG),
-    ("prepare_hang", Reason.HUNG),
-]
 
 
 def npu_serves(link: SupervisorLink) -> bool:
     return link.state.backend is Backend.NPU
-
-
-async def back_on_npu(rig: Rig, link: SupervisorLink, camera: Camera) -> None:
-    rig.inject("ok")
-    answer = await camera.until(lambda answer: answer.backend is Backend.NPU)
-    assert answer.reason is Reason.OK
-    assert not answer.fell_back
-    assert camera.oks(answer) > 0.9
-    await link.wait_serving(WAIT_S, backend=Backend.NPU)
-
-
-@pytest.mark.parametrize(("mode", "reason"), AT_FRAME)
-def test_a_fault_while_serving_is_answered_by_the_cpu_and_survived(rig: Rig, mode: str, reason: Reason) -> None:
-    async def scenario() -> None:
-        async with rig.running() as link:
-            camera = Camera(link)
-            await camera.until(lambda answer: answer.backend is Backend.NPU)
-            supervisor_descriptors = open_descriptors(link.pid)
-            rig.inject(mode)
-            fallen = await camera.until(lambda answer: answer.backend is Backend.CPU and answer.reason is reason)
-            assert fallen.fell_back
-            assert camera.oks(fallen) > 0.9
-            # On an overloaded machine the simulated NPU, which is a process, may have been slow before it was ill.
-            told = {(Backend.NPU, Backend.CPU, why) for why in (reason, Reason.SLOW)}
-            await camera.until(lambda _: not told.isdisjoint(rig.switches))
-            restarts = link.state.restarts
-            if reason is Reason.SLOW:
-                assert restarts == 0, "a fresh worker may have to compile: a slow one is kept"
-            else:
-                # The fault persists: at least one fresh worker meets it at its first golden frame and is not let in.
-                await camera.until(lambda _: link.state.restarts > restarts)
-            await back_on_npu(rig, link, camera)
-            assert rig.switches[-1] == (Backend.CPU, Backend.NPU, Reason.OK)
-            await camera.until(lambda _: open_descriptors(link.pid) == supervisor_descriptors)
-            if mode != "wrong":
-                assert min(camera.oks(answer) for answer in camera.answers) > 0.9
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(("mode", "reason"), AT_LOAD)
-def test_a_worker_that_cannot_load_keeps_the_cpu_serving(rig: Rig, mode: str, reason: Reason) -> None:
-    async def scenario() -> None:
-        async with rig.running(deadlines={"create_s": 0.6, "prepare_s": 0.6}) as link:
-            camera = Camera(link)
-            rig.inject(mode)
-            os.kill(link.state.workers["npu"], signal.SIGKILL)
-            fallen = await camera.until(lambda answer: answer.backend is Backend.CPU and answer.reason is reason)
-            assert camera.oks(fallen) > 0.9
-            # And once more, since a fault during recovery must not end recovery.
-            restarts = link.state.restarts
-            await camera.until(lambda _: link.state.restarts > restarts)
-            await back_on_npu(rig, link, camera)
-
-    asyncio.run(scenario())
 
 
 def test_a_node_that_another_process_holds_is_busy_until_it_is_let_go(rig: Rig) -> None:
@@ -110,34 +37,6 @@ def test_a_node_that_another_process_holds_is_busy_until_it_is_let_go(rig: Rig) 
             await second.close()
 
     asyncio.run(scenario())
-
-
-def test_a_device_that_is_unplugged_is_used_again_when_it_is_back(rig: Rig) -> None:
-    async def scenario() -> None:
-        async with rig.running() as link:
-            camera = Camera(link)
-            rig.node.unlink()
-            rig.inject("error")
-            answer = await camera.until(lambda answer: answer.reason is Reason.DEVICE_GONE)
-            assert answer.backend is Backend.CPU
-            rig.node.touch()
-            await back_on_npu(rig, link, camera)
-
-    asyncio.run(scenario())
-
-
-def test_a_worker_that_cannot_be_killed_is_quarantined_and_the_npu_not_given_to_another(rig: Rig) -> None:
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs root and /dev/fuse to make a process that SIGKILL does not end")
-    folder = rig.folder / "stuck"
-    folder.mkdir()
-    command = ["unshare", "--mount", sys.executable, "-m", "tests.inference.unkillable", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=50, check=True)
-    seen = json.loads(ended.stdout)
-    assert seen.pop("least_oks") > 0.9
-    expected = {"backend": "cpu", "quarantined": True, "stuck": ["D"], "more_workers": 0, "back": "serving"}
-    assert seen == expected
-    asyncio.run(no_process_left())
 
 
 @pytest.mark.parametrize("victim", ["npu", "cpu"])
@@ -204,44 +103,6 @@ def test_the_self_test_names_the_backend_that_serves(rig: Rig) -> None:
             await Camera(link).until(lambda answer: answer.reason is Reason.REFUSED)
             tested = await link.self_test()
             assert (tested.passed, tested.backend, tested.reason) == (True, Backend.CPU, Reason.REFUSED)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("mode", "reason"),
-    [
-        ("hang", Reason.HUNG),
-        ("error", Reason.ERROR),
-        ("wrong", Reason.WRONG_RESULT),
-        ("crash", Reason.CRASHED),
-    ],
-)
-def test_a_fault_during_the_self_test_fails_it_with_the_reason(rig: Rig, mode: str, reason: Reason) -> None:
-    async def scenario() -> None:
-        # No frame and no periodic test: the self-test alone meets the fault.
-        async with rig.running(recovery={"golden_every_s": 60}) as link:
-            rig.inject(mode)
-            tested = await link.self_test()
-            assert (tested.passed, tested.backend, tested.reason) == (False, Backend.NPU, reason)
-            await back_on_npu(rig, link, Camera(link))
-
-    asyncio.run(scenario())
-
-
-def test_a_long_first_compile_is_waited_for_while_the_cpu_serves(rig: Rig) -> None:
-    async def scenario() -> None:
-        # Twelve times the hard deadline of a frame.
-        async with rig.running(wait=False, options={"warmup_ms": "3000"}) as link:
-            camera = Camera(link)
-            first = await camera.until(lambda answer: answer.backend is Backend.CPU)
-            assert first.reason is Reason.STARTING
-            assert not link.state.first_invoke_done
-            await camera.until(lambda answer: answer.backend is Backend.NPU)
-            await link.next_state()
-            assert link.state.first_invoke_done
-            assert link.state.restarts == 0
-            assert link.state.backends["npu"]["first_invoke_ms"] > 3000
 
     asyncio.run(scenario())
 

@@ -95,8 +95,16 @@ async def scenario(folder: Path) -> dict[str, Any]:
             "more_workers": link.state.restarts - restarts,
         }
         files.resume()
+        since = time.monotonic()
         await camera.until(lambda answer: answer.backend is Backend.NPU)
-        return {**seen, "back": link.state.phase, "least_oks": min(camera.oks(answer) for answer in camera.answers)}
+        return {
+            **seen,
+            "back": link.state.phase,
+            "back_ms": (time.monotonic() - since) * 1000,
+            "frames": len(camera.answers),
+            "worst_ms": max(answer.latency_ms for answer in camera.answers),
+            "least_oks": min(camera.oks(answer) for answer in camera.answers),
+        }
     finally:
         files.resume()
         await link.close()

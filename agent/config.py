@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,6 +32,8 @@ class Config(BaseModel):
     start_timeout_s: Seconds = 60.0
     command_timeout_s: Seconds = 30.0
     history_limit: Annotated[int, Field(ge=1, le=100_000)] = 500
+    # auto: without a gap where the kernel and the overlays allow it, else by systemd's own reload.
+    overlay: Literal["auto", "reload"] = "auto"
 
 
 def load_config(path: Path = CONFIG_PATH) -> Config:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ from agent.ports.images import MountedImages
 from agent.ports.inference import BusInference
 from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
 from agent.ports.npu import ProcNpu
-from agent.ports.overlay_reload import ReloadOverlay
+from agent.ports.overlay import choose_overlay
 from agent.ports.privacy import keep_private
-from agent.ports.protocols import Source
+from agent.ports.protocols import Source, Switching
+from agent.ports.strays import Strays
 from agent.ports.systemd import SystemdUnits
 from agent.publish import StatusKeeper
 from agent.requests import Changes, OpenSources, Planner
@@ -133,10 +134,15 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     clock = SystemClock(signals.wait)
     units = await SystemdUnits.connect(bus)
     inference = BusInference(bus, asyncio.get_running_loop())
-    overlay = ReloadOverlay(units, state)
+    board = identify(_board(state), VERSION)
+    # In a thread: the adapters hand what they ask systemd to this loop.
+    overlay, switching = await asyncio.to_thread(
+        choose_overlay, units, state, board.os_release, board.arch, wanted=config.overlay
+    )
+    identity = replace(board, switching=switching)
+    events.event(events.OVERLAY_CHOSEN, *_said_of(switching))
     store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
     journal = Journal(state / "changes", write_durably)
-    identity = identify(_board(state), VERSION)
     trust = Trust(
         state / "metadata", identity.target, identity.arch, lambda: _active(runtimes), clock.now, write_durably
     )
@@ -159,7 +165,9 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         confirmation=confirmation,
         reach=lambda server: _answers(HttpFetcher(server, cancelled=signals.is_cancelled)),
     )
-    disk = Disk(store, runtimes, images)
+    # The state folder of another place is not what systemd merges from.
+    root = Path("/") if state == Config().state_dir else None
+    disk = Disk(store, runtimes, images, Strays(state, root))
     return Parts(
         clock=clock,
         journal=journal,
@@ -315,6 +323,12 @@ class Daemon:
 
 def _problem(error: OperationError) -> Problem:
     return Problem(error.code.value, error.message, error.remedy)
+
+
+def _said_of(switching: Switching) -> tuple[int, str]:
+    if switching.reason:
+        return logging.WARNING, f"extensions are switched by systemd's reload, with a gap: {switching.reason}"
+    return logging.INFO, "extensions are switched without a gap"
 
 
 def _answers(server: HttpFetcher) -> bool:

@@ -21,10 +21,14 @@ from agent.contract.release import parse_release as parse_release
 
 @dataclass(frozen=True, slots=True)
 class MergedSet:
-    """What is merged now: per kind, the merged link names without `.raw`, lowest first (`["95-pose-model", ...]`)."""
+    """What is merged now: per kind, the merged link names without `.raw`, lowest first (`["95-pose-model", ...]`).
+
+    `images`: per kind, the image id of every name; a kind is left out where that is not known.
+    """
 
     names: Mapping[Kind, tuple[str, ...]]
     since: Mapping[Kind, str] = field(default_factory=dict)
+    images: Mapping[Kind, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,11 @@ def compare(
     held: Iterable[str],
     releases: Releases,
     others: Sequence[Manifest] = (),
-    strays: Sequence[str] = (),
 ) -> ExtensionsReport:
     """Installed (`held` image ids), merged and wanted, put beside one another.
 
     `wanted` is the manifest whose set should run: the active one, or a change's during its trial. `others` are the
-    further runtimes on disk; `strays` are paths in our folders that no manifest names.
+    further runtimes on disk.
     """
     held = frozenset(held)
     views: list[ExtensionView] = []
@@ -91,7 +94,7 @@ def compare(
         link = wanted.link_name(extension).removesuffix(".raw") if wanted else ""
         view = _view(extension, "runtime", link, merged, held, releases)
         views.append(view)
-        problems.extend(_problems_of(view))
+        problems.extend(_problems_of(view, merged))
     known = {view.image_id for view in views}
     for manifest in others:
         for extension in manifest.extensions:
@@ -105,10 +108,6 @@ def compare(
             if (kind, name) not in expected:
                 views.append(_foreign(name, kind))
                 problems.append(_unwanted(name, kind, ours=name in other_links))
-    problems.extend(
-        Problem("stray-file", f"{path} is no image of ours and is never merged", f"Move {path} elsewhere.")
-        for path in strays
-    )
     return ExtensionsReport(tuple(views), tuple(problems))
 
 
@@ -126,10 +125,17 @@ def _view(
         origin=origin,
         wanted=origin == "runtime",
         installed=extension.image_id in held,
-        merged=tuple(kind for kind in types if link and link in merged.names.get(kind, ())),
+        merged=tuple(kind for kind in types if _is_merged(link, kind, extension.image_id, merged)),
         merge_name=link,
         services=tuple(dict.fromkeys(unit for kind in types for unit in owned_services(keys.get(kind, {})))),
     )
+
+
+def _is_merged(link: str, kind: Kind, image_id: str, merged: MergedSet) -> bool:
+    if not link or link not in merged.names.get(kind, ()):
+        return False
+    # Where nobody knows which image it is, the name is believed.
+    return merged.images.get(kind, {}).get(link, image_id) == image_id
 
 
 def _foreign(name: str, kind: Kind) -> ExtensionView:
@@ -148,7 +154,7 @@ def _foreign(name: str, kind: Kind) -> ExtensionView:
     )
 
 
-def _problems_of(view: ExtensionView) -> list[Problem]:
+def _problems_of(view: ExtensionView, merged: MergedSet) -> list[Problem]:
     if not view.installed:
         return [
             Problem(
@@ -158,6 +164,14 @@ def _problems_of(view: ExtensionView) -> list[Problem]:
             )
         ]
     missing = [kind.value for kind in view.types if kind not in view.merged]
+    if any(view.merge_name in merged.names.get(Kind(kind), ()) for kind in missing):
+        return [
+            Problem(
+                "other-image-merged",
+                f"extension {view.name} {view.version} is wanted, but another image is merged in its place",
+                "Run 'avocadoctl refresh'.",
+            )
+        ]
     if missing:
         return [
             Problem(
@@ -180,4 +194,32 @@ def _unwanted(name: str, kind: Kind, *, ours: bool) -> Problem:
         "foreign-merged",
         f"{kind.value} {name} is merged and was not put there by the agent",
         f"Move its image out of the folders of systemd-{kind.value}, then run 'avocadoctl refresh'.",
+    )
+
+
+def stray_problem(path: str, *, merges: bool) -> Problem:
+    """Something that lies beside images or their links and was not put there by the agent."""
+    if merges:
+        return Problem(
+            "stray-image",
+            f"{path} was not put there by the agent: at the next boot systemd merges it, or refuses all for it",
+            f"Move {path} elsewhere.",
+        )
+    return Problem("stray-file", f"{path} is no image of ours and is never merged", f"Move {path} elsewhere.")
+
+
+def link_problem(path: str, target: str, *, present: bool) -> Problem:
+    """A link of a runtime that is not as it was deployed."""
+    why = (
+        "was changed: the next boot merges something else" if present else "is missing: the next boot merges without it"
+    )
+    return Problem("link-changed", f"{path} {why}", f"Run: ln -sfn {target} {path}")
+
+
+def boot_link_problem(path: str, target: str) -> Problem:
+    """systemd's own folder does not lead to the active runtime."""
+    return Problem(
+        "boot-link-changed",
+        f"{path} does not lead to the active runtime: the next boot merges something else",
+        f"Move what is there elsewhere, then run: ln -sfn {target} {path}",
     )

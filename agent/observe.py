@@ -30,7 +30,18 @@ from agent.contract.status import (
 )
 from agent.extensions import ExtensionView, Problem, compare, owned_services
 from agent.plan import NpuFacts, Observed, shown_runtime
-from agent.ports.protocols import ImageReader, Inference, Kind, MergedSet, Overlay, Runtimes, Store, Units, UnitState
+from agent.ports.protocols import (
+    ImageReader,
+    Inference,
+    Kind,
+    MergedSet,
+    Overlay,
+    Runtimes,
+    Store,
+    Switching,
+    Units,
+    UnitState,
+)
 
 _DESCRIBE_TIMEOUT_S = 2.0
 _Answer = TypeVar("_Answer")
@@ -47,6 +58,7 @@ class Identity:
     python: str
     agent_version: str
     os_release: Mapping[str, str]
+    switching: Switching | None = None
 
 
 def identify(board: Mapping[str, Any], agent_version: str) -> Identity:
@@ -67,13 +79,23 @@ class History(Protocol):
         """The newest records, newest first, and what could not be read."""
 
 
+class StrayFinder(Protocol):
+    """Looks for what nobody deployed."""
+
+    def find(self, manifests: Mapping[str, Manifest]) -> list[Problem]:
+        """A problem for each, with what to type."""
+
+
 class Disk:
     """The store and the runtimes, and what the images in them say about themselves."""
 
-    def __init__(self, store: Store, runtimes: Runtimes, images: ImageReader) -> None:
+    def __init__(
+        self, store: Store, runtimes: Runtimes, images: ImageReader, strays: StrayFinder | None = None
+    ) -> None:
         self.store = store
         self.runtimes = runtimes
         self._images = images
+        self._strays = strays
         self._releases: Releases = {}
         self._unreadable: dict[str, OperationError] = {}
         self._lock = threading.Lock()
@@ -88,6 +110,10 @@ class Disk:
             except OperationError as error:
                 errors.append(error)
         return found, errors
+
+    def strays(self, manifests: Mapping[str, Manifest]) -> list[Problem]:
+        """What lies among all this that nobody deployed."""
+        return [] if self._strays is None else self._strays.find(manifests)
 
     def image_sizes(self) -> dict[str, int]:
         """Every complete image and its size in bytes."""
@@ -191,11 +217,12 @@ class Observer:
         problems = [
             *(_problem_of(error) for error in (*errors, *bad_images)),
             *(_entry_of(problem) for problem in report.problems),
+            *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
             *(() if busy else service_problems(services)),
             *(() if busy or inference is None else inference_problems(inference)),
         ]
-        return {
+        document: StatusDocument = {
             "schema": SCHEMA,
             "target": self.identity.target,
             "arch": self.identity.arch,
@@ -209,6 +236,9 @@ class Observer:
             "change": change_entry(record.as_dict()) if record is not None else None,
             "problems": problems,
         }
+        if (switching := self.identity.switching) is not None:
+            document["switching"] = {"way": switching.way, "reason": switching.reason}
+        return document
 
 
 def _kept(ask: Callable[[], _Answer], otherwise: _Answer, errors: list[OperationError]) -> _Answer:
@@ -221,7 +251,10 @@ def _kept(ask: Callable[[], _Answer], otherwise: _Answer, errors: list[Operation
 
 def _is_shown(manifest: Manifest, merged: MergedSet) -> bool:
     names = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
-    return names == {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}
+    if names != {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}:
+        return False
+    images = {manifest.link_name(e).removesuffix(".raw"): e.image_id for e in manifest.extensions}
+    return all(images[name] == image for known in merged.images.values() for name, image in known.items())
 
 
 def owned_by(extensions: Iterable[Extension], releases: Mapping[str, Mapping[Kind, Mapping[str, str]]]) -> list[str]:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from agent.contract.errors import ErrorCode, OperationError
 
@@ -93,6 +93,13 @@ class AgentEntry(TypedDict):
     updated_boottime_s: float
 
 
+class SwitchingEntry(TypedDict):
+    """How a change switches the overlays: `gapless`, or `reload` and why not the other."""
+
+    way: str
+    reason: str
+
+
 class StatusDocument(TypedDict):
     """The whole document."""
 
@@ -107,6 +114,7 @@ class StatusDocument(TypedDict):
     services: list[ServiceEntry]
     inference: dict[str, Any] | None
     change: ChangeEntry | None
+    switching: NotRequired[SwitchingEntry]
     problems: list[ProblemEntry]
 
 

@@ -2,33 +2,21 @@
 
 For a trial the new runtime's link folder is bind-mounted, by PID 1, over the folder `active` names; systemd then merges
 what it finds there. The mount is gone after a reboot, and so the trial with it. There is a gap of some milliseconds in
-every reload; the gapless adapter is for boards that cannot have one. A job that is `done` can still mean that nothing
-was merged (an image that does not match this OS is ignored), so the result is read afterwards.
+every reload, so this is for boards where the gapless adapter cannot work. A job that is `done` can still mean that
+nothing was merged (an image that does not match this OS is ignored), so the result is read afterwards.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.process import run_checked
+from agent.ports.overlay_merged import MergedReader
 from agent.ports.protocols import Kind, MergedSet
 from agent.ports.systemd import SystemdUnits
 
-_STATUS_TIMEOUT_S = 15.0
 _SERVICES = {Kind.SYSEXT: "systemd-sysext.service", Kind.CONFEXT: "systemd-confext.service"}
-_TOOLS = {Kind.SYSEXT: "systemd-sysext", Kind.CONFEXT: "systemd-confext"}
-_MARKERS = (
-    Path("/usr"),
-    Path("/usr/.systemd-sysext/extensions"),
-    Path("/opt/.systemd-sysext/extensions"),
-    Path("/etc"),
-    Path("/etc/.systemd-confext/extensions"),
-)
 _UNIT_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:_.")
 
 
@@ -38,29 +26,19 @@ class ReloadOverlay:
     def __init__(self, units: SystemdUnits, state: Path) -> None:
         self._units = units
         self._state = state
-        self._known: tuple[object, MergedSet] | None = None
+        self._reader = MergedReader(state)
 
     def merged(self) -> MergedSet:
-        """What systemd itself says is merged. It is asked again only after something was mounted over a hierarchy."""
-        marks = _marks()
-        known = self._known
-        if known is None or known[0] != marks:
-            read = {kind: _read_status(kind) for kind in Kind}
-            merged = MergedSet(
-                {kind: names for kind, (names, _) in read.items()},
-                {kind: since for kind, (_, since) in read.items() if since},
-            )
-            self._known = known = (marks, merged)
-        return known[1]
+        """What systemd itself says is merged."""
+        return self._reader.read()
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""
         deadline = time.monotonic() + timeout_s
-        for kind in Kind:
-            self._take_mounts_away(kind, deadline)
+        take_trial_mounts_away(self._units, self._state, deadline)
         if runtime is None:
             for kind in Kind:
-                self._units.stop(_SERVICES[kind], _left(deadline))
+                self._units.stop(_SERVICES[kind], left(deadline))
         else:
             active = self._active_folder()
             for kind in Kind:
@@ -69,14 +47,12 @@ class ReloadOverlay:
             for kind in Kind:
                 # Reloading an empty set is a pointless gap in /etc.
                 if link_names(runtime / kind) or before.names[kind]:
-                    self._reload(kind, _left(deadline))
-        self._check(runtime)
+                    self._reload(kind, left(deadline))
+        self._reader.require({kind: link_names(runtime / kind) if runtime else () for kind in Kind})
 
     def settle(self, timeout_s: float) -> None:
         """The trial's bind mounts are gone; `active` names the same set, so nothing visible changes."""
-        deadline = time.monotonic() + timeout_s
-        for kind in Kind:
-            self._take_mounts_away(kind, deadline)
+        take_trial_mounts_away(self._units, self._state, time.monotonic() + timeout_s)
 
     def _active_folder(self) -> Path:
         link = self._state / "active"
@@ -95,14 +71,7 @@ class ReloadOverlay:
         target = active / kind
         # Older runtimes may lack the folder of a kind they did not use.
         target.mkdir(exist_ok=True)
-        self._units.bind_read_only(str(runtime / kind), mount_unit(target), _left(deadline))
-
-    def _take_mounts_away(self, kind: Kind, deadline: float) -> None:
-        anywhere = mount_unit(self._state.resolve() / "runtimes").removesuffix(".mount")
-        # The pattern is matched as fnmatch does: the backslashes of escaped characters are literal only when doubled.
-        pattern = anywhere.replace("\\", "\\\\") + f"-*-{kind}.mount"
-        for unit in self._units.loaded_like(pattern):
-            self._units.stop(unit, _left(deadline))
+        self._units.bind_read_only(str(runtime / kind), mount_unit(target), left(deadline))
 
     def _reload(self, kind: Kind, timeout_s: float) -> None:
         service = _SERVICES[kind]
@@ -117,21 +86,17 @@ class ReloadOverlay:
                 f"See which: journalctl -b -n 20 -u {service}",
             ) from cause
 
-    def _check(self, runtime: Path | None) -> None:
-        self._known = None
-        found = self.merged()
-        for kind in Kind:
-            wanted = () if runtime is None else link_names(runtime / kind)
-            if found.names[kind] != wanted:
-                missing = sorted(set(wanted) - set(found.names[kind]))
-                surplus = sorted(set(found.names[kind]) - set(wanted))
-                raise OperationError(
-                    ErrorCode.SWITCH_FAILED,
-                    f"cannot merge the {kind} set: missing {', '.join(missing) or 'nothing'}, "
-                    f"not wanted {', '.join(surplus) or 'nothing'}",
-                    f"See which image systemd ignored: journalctl -b -n 20 -u {_SERVICES[kind]}",
-                    {"missing": missing, "surplus": surplus},
-                )
+
+def take_trial_mounts_away(units: SystemdUnits, state: Path, deadline: float) -> bool:
+    """No link folder is covered by another runtime's; whether one was."""
+    found = False
+    anywhere = mount_unit(state.resolve() / "runtimes").removesuffix(".mount")
+    # The pattern is matched as fnmatch does: the backslashes of escaped characters are literal only when doubled.
+    for kind in Kind:
+        for unit in units.loaded_like(anywhere.replace("\\", "\\\\") + f"-*-{kind}.mount"):
+            units.stop(unit, left(deadline))
+            found = True
+    return found
 
 
 def link_names(folder: Path) -> tuple[str, ...]:
@@ -155,44 +120,9 @@ def _escaped(character: str, *, first: bool) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
-def _marks() -> object:
-    """Differs after every merge and unmerge: each overlay is a file system of its own, with a marker file made anew."""
-    marks: list[tuple[int, ...]] = []
-    for path in _MARKERS:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            marks.append(())
-        else:
-            marks.append((found.st_dev, found.st_ino, found.st_mtime_ns))
-    return tuple(marks)
-
-
-def _read_status(kind: Kind) -> tuple[tuple[str, ...], str]:
-    tool = _TOOLS[kind]
-    finished = run_checked([tool, "status", "--json=short"], _STATUS_TIMEOUT_S, failure=ErrorCode.SWITCH_FAILED)
-    try:
-        rows = json.loads(finished.stdout)
-        return parse_status(rows)
-    except (ValueError, KeyError, TypeError) as cause:
-        raise OperationError(ErrorCode.SWITCH_FAILED, f"cannot read what {tool} status says") from cause
-
-
-def parse_status(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
-    """Merged names, lowest first, and since when, from the rows of `status --json=short`; one row a hierarchy."""
-    names: set[str] = set()
-    since = ""
-    for row in rows:
-        extensions = row["extensions"]
-        if isinstance(extensions, list):
-            names.update(extensions)
-            if isinstance(row.get("since"), int):
-                since = datetime.fromtimestamp(row["since"] / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return tuple(sorted(names)), since
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+def left(deadline: float) -> float:
+    """Seconds until the deadline. Raises `step-timeout` when there are none."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
         raise OperationError(ErrorCode.STEP_TIMEOUT, "cannot switch the extensions: the time for it is used up")
-    return left
+    return seconds

@@ -95,10 +95,10 @@ PROBLEMS = [
         "Run 'avocadoctl refresh'.",
     ),
     (
-        {"strays": ["/var/lib/avocado/images/._x.raw"]},
-        "stray-file",
-        "/var/lib/avocado/images/._x.raw is no image of ours and is never merged",
-        "Move /var/lib/avocado/images/._x.raw elsewhere.",
+        {"merged": MergedSet(merged(R1).names, {}, {Kind.SYSEXT: {"98-pose-model": held(R2)[1]}})},
+        "other-image-merged",
+        "extension pose-model 1 is wanted, but another image is merged in its place",
+        "Run 'avocadoctl refresh'.",
     ),
 ]
 

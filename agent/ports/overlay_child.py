@@ -1,0 +1,335 @@
+"""A child process that replaces the overlays of /usr, /opt and /etc in the board's mount namespace, without a gap.
+
+Started by ports/overlay.py with a request on stdin; it answers with one JSON object on stdout. The new overlays are
+built where nobody sees them, out of images whose name, bytes, release file and compatibility are checked here first;
+then each is put below the old one, which changes nothing, and the old one is taken away. A kill at any instant leaves
+every hierarchy whole, at worst with a new overlay hidden below the old one. What it makes is what systemd 257 makes
+(src/sysext/sysext.c), so that `systemd-sysext status|refresh|unmerge` go on as if they had done it themselves.
+
+One thread, no imports but the standard library and the texts handed over with it: /usr changes under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.release import Kind, incompatibility, parse_release
+from agent.ports import image_child, mounts
+
+# Where systemd-sysext does it too: a folder that only root enters.
+WORKSPACE = "/run/systemd/sysext"
+MARK = "avocado"  # which images an overlay of ours is made of, beside systemd's own marks
+_LINK = re.compile(r"[0-9]{2}-(?P<name>[a-z0-9][a-z0-9_-]{0,62})")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How systemd lays out the overlays of one kind."""
+
+    kind: Kind
+    folder: str  # of the marks, in the root of each hierarchy
+    plural: str
+    hierarchies: tuple[str, ...]
+    attributes: int
+
+
+LAYOUTS = {
+    Kind.SYSEXT: Layout(
+        Kind.SYSEXT, ".systemd-sysext", "extensions", ("/usr", "/opt"), mounts.ATTR_RDONLY | mounts.ATTR_NODEV
+    ),
+    Kind.CONFEXT: Layout(
+        Kind.CONFEXT,
+        ".systemd-confext",
+        "confexts",
+        ("/etc",),
+        mounts.ATTR_RDONLY | mounts.ATTR_NODEV | mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One of them on this board. `old`: an overlay of systemd's kind is there now."""
+
+    where: str
+    layout: Layout
+    old: bool
+    backing: str  # systemd 258 and later: the block device of the base
+
+    @property
+    def marks(self) -> str:
+        """The folder of systemd's marks in it."""
+        return f"{self.where}/{self.layout.folder}"
+
+
+def main(argv: list[str]) -> int:
+    """Do what the request says and print how it went."""
+    request = json.load(sys.stdin)
+    os.umask(0o022)  # what is made here is seen by everybody on the board
+    try:
+        answer = probe() if request["do"] == "probe" else switch(request)
+    except OperationError as error:
+        answer = {"error": error.as_dict()}
+    except OSError as cause:
+        answer = {"error": _failed(image_child.said(cause)).as_dict()}
+    json.dump(answer, sys.stdout)
+    return 0
+
+
+def probe() -> dict[str, Any]:
+    """`unable`: why the overlays of this board cannot be switched without a gap, or an empty string."""
+    host = _enter_host()
+    if not Path("/run/systemd/system").is_dir():
+        return {"unable": "systemd does not run this system"}
+    for layout in LAYOUTS.values():
+        for hierarchy in _hierarchies(layout):
+            if _is_mutable(hierarchy):
+                return {"unable": f"{hierarchy.where} is merged mutable"}
+    mounts.own_namespace()
+    mounts.mount("tmpfs", "/tmp", "tmpfs", 0)  # noqa: S108 - in this namespace nobody else looks at it
+    try:
+        for name in ("lower", "upper"):
+            Path("/tmp", name).mkdir()  # noqa: S108
+        layers = [("lowerdir+", "/tmp/upper"), ("lowerdir+", "/tmp/lower")]  # noqa: S108
+        new = mounts.new_mount("overlay", [("source", "probe"), *layers], mounts.ATTR_RDONLY)
+        mounts.attach(new, "/tmp", mounts.BENEATH)  # noqa: S108
+        descriptor = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        os.close(descriptor)
+        mounts.enter_namespace(host)
+    except OSError as cause:
+        return {"unable": image_child.said(cause)}
+    return {"unable": ""}
+
+
+def switch(request: dict[str, Any]) -> dict[str, Any]:
+    """The hierarchies of the requested kinds show exactly the requested images.
+
+    The request: `sets` (kind -> list of `link`, `image_id`, `path`, `hashed`, lowest first), `os_release`, `arch`,
+    `namespace` (of image ids).
+    """
+    sets = {Kind(kind): images for kind, images in request["sets"].items()}
+    for kind, images in sets.items():
+        for image in images:
+            _check_name(image["link"], kind)
+    host = _enter_host()
+    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
+    for hierarchy in hierarchies:
+        if _is_mutable(hierarchy):
+            raise OperationError(
+                ErrorCode.SWITCH_FAILED,
+                f"cannot switch the extensions: {hierarchy.where} is merged mutable",
+                "Let the agent look again how it can switch: systemctl restart avocadod",
+            )
+    mounts.own_namespace()
+    below = {h.where: _uncover(h) for h in hierarchies}
+    Path(WORKSPACE).mkdir(mode=0o700, parents=True, exist_ok=True)
+    mounts.mount("sysext", WORKSPACE, "tmpfs", 0, "mode=0700")
+    for kind, images in sets.items():
+        for image in images:
+            _mount(image, LAYOUTS[kind], request)
+    new = {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}
+    mounts.enter_namespace(host)
+    _replace(hierarchies, new)
+    return {}
+
+
+def _enter_host() -> int:
+    # Not the agent's own namespace: a service has one of its own, and mounts there stay there.
+    host = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    mounts.enter_namespace(host)
+    return host
+
+
+def _hierarchies(layout: Layout) -> list[Hierarchy]:
+    found = []
+    for where in layout.hierarchies:
+        path = os.path.realpath(where)
+        marks = f"{path}/{layout.folder}"
+        found.append(Hierarchy(path, layout, _is_ours(path, marks), _text(f"{marks}/backing")))
+    return found
+
+
+def _is_ours(where: str, marks: str) -> bool:
+    """systemd's is_our_mount_point(): the mark `dev` names the file system that is there."""
+    try:
+        device = os.lstat(where).st_dev
+    except FileNotFoundError:
+        return False
+    return _text(f"{marks}/dev").strip() == f"{os.major(device)}:{os.minor(device)}"
+
+
+def _is_mutable(hierarchy: Hierarchy) -> bool:
+    if not hierarchy.old:
+        return False
+    covered = any(m.where == hierarchy.marks for m in mounts.mounted())
+    return covered or Path(hierarchy.marks, "work_dir").exists()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def _uncover(hierarchy: Hierarchy) -> list[tuple[str, int]]:
+    """Here, not on the board, the base shows itself; returned: what is mounted below the hierarchy, as copies."""
+    prefix = f"{hierarchy.where}/"
+    inside: list[str] = []
+    for path in sorted(m.where for m in mounts.mounted()):
+        # The topmost ones: they are copied with what is below them.
+        if path.startswith(prefix) and not any(path == at or path.startswith(f"{at}/") for at in inside):
+            inside.append(path)
+    copies = [(path, mounts.copy_of(path)) for path in inside]
+    while _is_ours(hierarchy.where, hierarchy.marks):
+        mounts.unmount(hierarchy.where)
+    if not hierarchy.old:
+        for path in inside:
+            mounts.unmount(path)  # the base as such, without what is mounted on it
+    return copies
+
+
+# -- the images
+
+
+def _check_name(link: str, kind: Kind) -> None:
+    if not _LINK.fullmatch(link):
+        raise _bad_image(kind, link, "its name must be two digits, a dash, and then a-z, 0-9, _ and - only")
+
+
+def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> None:
+    link: str = image["link"]
+    name = link[3:]
+    where = f"{WORKSPACE}/{layout.plural}/{link}"
+    os.makedirs(where, 0o700)  # noqa: PTH103
+    try:
+        descriptor = image_child.open_image(image["path"])
+        if not image["hashed"]:
+            found = _image_id(descriptor, request["namespace"])
+            if found != image["image_id"]:
+                raise _bad_image(layout.kind, link, f"its bytes are not those of image {image['image_id']}")
+        mounts.mount_image(descriptor, where, mounts.MS_NODEV)
+        text = image_child.read_release(where, layout.kind.value, name)
+    except mounts.RefusedError as refused:
+        raise _bad_image(layout.kind, link, str(refused)) from refused
+    except OSError as cause:
+        raise _bad_image(layout.kind, link, image_child.said(cause)) from cause
+    keys = parse_release(text.encode(), f"the release file of extension {name}")
+    why = incompatibility(keys, layout.kind, request["os_release"], request["arch"])
+    if why:
+        raise OperationError(
+            ErrorCode.INCOMPATIBLE,
+            f"cannot merge extension {name}: systemd would ignore it: {why}",
+            "Build the extension for the operating system of this board.",
+        )
+
+
+def _image_id(descriptor: int, namespace: str) -> str:
+    digest = hashlib.sha256()
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while chunk := os.read(descriptor, _CHUNK):
+        digest.update(chunk)
+    return str(uuid.uuid5(uuid.UUID(namespace), digest.hexdigest()))
+
+
+def _bad_image(kind: Kind, link: str, why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.BAD_IMAGE,
+        f"cannot merge {kind.value} {link!r}: {why}",
+        "Build the extension again with 'avocadoctl build' and deploy it.",
+    )
+
+
+# -- the overlays
+
+
+def _build(hierarchy: Hierarchy, images: list[dict[str, Any]], below: list[tuple[str, int]]) -> int | None:
+    """A descriptor of the new, unattached overlay with everything that is to be below it; None: no image needs one."""
+    where, layout = hierarchy.where, hierarchy.layout
+    trees = [f"{WORKSPACE}/{layout.plural}/{image['link']}{where}" for image in reversed(images)]
+    layers = [tree for tree in trees if _has_content(tree)]
+    if not layers:
+        if below and hierarchy.old:
+            raise _failed(f"{where} would lose its overlay while {below[0][0]} is mounted in it")
+        return None
+    meta = Path(f"{WORKSPACE}/meta{where}")
+    mode = stat.S_IMODE(os.stat(where).st_mode) if os.path.isdir(where) else 0o755  # noqa: PTH112, PTH116
+    marks = meta / layout.folder
+    marks.mkdir(parents=True)
+    lines = {
+        layout.plural: [image["link"] for image in images],
+        MARK: [f"{image['link']} {image['image_id']}" for image in images],
+    }
+    for name, text in lines.items():
+        (marks / name).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+    if hierarchy.backing:
+        (marks / "backing").write_text(hierarchy.backing, encoding="utf-8")
+    for path in (marks, *marks.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    meta.chmod(mode)
+    base = [where] if _has_content(where) else []
+    options = [("source", layout.kind.value), *(("lowerdir+", layer) for layer in (str(meta), *layers, *base))]
+    new = mounts.new_mount("overlay", options, layout.attributes)
+    device = os.fstat(new).st_dev
+    # Before anything is looked up through the overlay, which remembers that a name was not there.
+    (marks / "dev").write_text(f"{os.major(device)}:{os.minor(device)}\n", encoding="utf-8")
+    (marks / "dev").chmod(0o644)
+    os.utime(meta)  # systemd's "since"
+    os.close(os.open(f"{layout.folder}/dev", os.O_RDONLY | os.O_CLOEXEC, dir_fd=new))  # systemd will look for it
+    return _with(new, where, below)
+
+
+def _has_content(folder: str) -> bool:
+    try:
+        return bool(os.listdir(folder))  # noqa: PTH208
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _with(new: int, where: str, below: list[tuple[str, int]]) -> int:
+    """The overlay with what was mounted below its hierarchy."""
+    if not below:
+        return new
+    at = f"{WORKSPACE}/overlay{where}"
+    os.makedirs(at)  # noqa: PTH103
+    mounts.attach(new, at)
+    for path, copy in below:
+        mounts.attach(copy, at + path.removeprefix(where))
+    return mounts.copy_of(at)
+
+
+def _replace(hierarchies: list[Hierarchy], new: dict[str, int | None]) -> None:
+    """On the board: below the old ones first, where nobody sees them, then the old ones go."""
+    mounted = mounts.mounted()
+    for hierarchy in hierarchies:
+        # A switch that was killed half-way left a second overlay below: it is whole, and so no gap either.
+        for _ in range(mounts.stacked(mounted, hierarchy.where, hierarchy.layout.kind.value) - 1):
+            mounts.unmount(hierarchy.where)
+    for hierarchy in hierarchies:
+        descriptor = new[hierarchy.where]
+        if descriptor is not None and hierarchy.old:
+            mounts.attach(descriptor, hierarchy.where, mounts.BENEATH)
+    for hierarchy in hierarchies:
+        descriptor = new[hierarchy.where]
+        if hierarchy.old:
+            mounts.unmount(hierarchy.where)
+        elif descriptor is not None:
+            os.makedirs(hierarchy.where, 0o755, exist_ok=True)  # noqa: PTH103
+            mounts.attach(descriptor, hierarchy.where)
+
+
+def _failed(why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.SWITCH_FAILED, f"cannot switch the extensions: {why}", "See why: journalctl -b -n 30 -u avocadod"
+    )

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tuf.api import exceptions as tuf
+from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from agent.contract.delta import MANIFEST_NAME, Transfer, delta_name, full_name, parse_transfer
@@ -188,6 +189,7 @@ class _Metadata(FetcherInterface):
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._files = fetcher
+        self.last = ""  # the document that was read last, for messages
         self._until = time.monotonic() + REFRESH_S
 
     def _fetch(self, url: str) -> Iterator[bytes]:
@@ -195,13 +197,14 @@ class _Metadata(FetcherInterface):
 
     def download_bytes(self, url: str, max_length: int) -> bytes:
         """The document. A file that is not there is told apart, since the root chain ends with one."""
+        self.last = Path(url).name
         try:
             data = b"".join(self._in_time(url, self._files.get(url, max_length)))
         except OperationError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 raise tuf.DownloadHTTPError(error.message, 404) from error
             raise
-        check_metadata(data, Path(url).name)
+        check_metadata(data, self.last)
         return data
 
     def _in_time(self, url: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -266,9 +269,19 @@ def _run_client(work: Path, anchor: bytes, fetcher: _Metadata, moment: datetime)
         raise OperationError(
             ErrorCode.FETCH_FAILED, str(cause), "Check that this address serves a published repository."
         ) from cause
+    except DeserializationError as cause:
+        raise _untrusted(f"{fetcher.last} does not read ({_plain(cause.__cause__ or cause)})") from cause
     except (tuf.RepositoryError, tuf.DownloadError) as cause:
-        raise _untrusted(str(cause) or type(cause).__name__) from cause
+        raise _untrusted(_plain(cause)) from cause
     return documents
+
+
+def _plain(cause: BaseException) -> str:
+    """Its words, as far as they may reach a terminal: they can quote the document."""
+    text = str(cause)[:200] or type(cause).__name__
+    if isinstance(cause, KeyError):
+        text = f"there is no {text}"
+    return text if text.isprintable() else ascii(text)
 
 
 def _rolled_back(why: str) -> OperationError:

@@ -71,7 +71,7 @@ board-down: ## stop the virtual board and take everything it made away
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
 
-BENCHES := fallback delta
+BENCHES := fallback delta switch
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
 
@@ -81,6 +81,22 @@ bench-fallback: setup model ## from the NPU's missed deadline to the CPU's pose 
 bench-delta: setup model ## bytes, time and memory of our deltas beside those of six other tools
 	$(PY) -m bench.delta
 
+bench-switch: setup model ## files and poses missed while extensions are switched, beside systemd-sysext refresh
+	$(PY) -m bench.switch
+
+FUZZ_S ?= 600
+
+fuzz-delta: build/fuzz/.complete ## coverage-guided input for the delta codec (FUZZ_S=600 seconds)
+	mkdir -p build/fuzz/delta
+	build/fuzz/venv/bin/python -m tests.fuzz.delta -max_total_time=$(FUZZ_S) -rss_limit_mb=512 -malloc_limit_mb=64 \
+		-timeout=10 -max_len=16384 -print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/delta tests/fuzz/corpus/delta
+
+build/fuzz/.complete: requirements/fuzz.txt
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv; }
+	python3 -m venv build/fuzz/venv
+	build/fuzz/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
 format: $(SETUP) ## let ruff format the tree
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
@@ -89,4 +105,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-delta format clean
+.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-delta bench-switch fuzz-delta format clean

@@ -13,6 +13,7 @@ lock() { # lock NAME EXTRA...
 lock agent
 lock pose pose
 lock dev pose host prepare dev
+lock fuzz fuzz
 
 # What goes into the images of the example, for the board's Python; the same packages for both processors.
 lock_device() {

@@ -16,10 +16,10 @@ _EVERY_S = 0.1
 class Report:
     """Progress of one command. `say` is a line that stays, `show` one that is overwritten."""
 
-    def __init__(self, stream: TextIO = sys.stderr, *, quiet: bool = False) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._stream = stream or sys.stderr
         self._quiet = quiet
-        self._moving = not quiet and stream.isatty()
+        self._moving = not quiet and self._stream.isatty()
         self._shown = False
         self._last = 0.0
 

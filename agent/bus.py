@@ -146,6 +146,16 @@ class Manager(ServiceInterface):
         """Make the running set what the active runtime names."""
         return await self._begin(ChangeKind.REFRESH, {})
 
+    @dbus_method("Enable")
+    async def enable(self, extension: DBusStr, options: DBusDict) -> DBusObjectPath:
+        """Bring back an extension that was disabled here."""
+        return await self._begin(ChangeKind.ENABLE, options, extension=extension)
+
+    @dbus_method("Disable")
+    async def disable(self, extension: DBusStr, options: DBusDict) -> DBusObjectPath:
+        """Change to a local runtime without that extension."""
+        return await self._begin(ChangeKind.DISABLE, options, extension=extension)
+
     @dbus_method("Remove")
     async def remove(self, runtime: DBusStr) -> DBusNothing:
         """Delete a runtime."""
@@ -174,7 +184,13 @@ class Manager(ServiceInterface):
         return [change, outcome]
 
     async def _begin(
-        self, kind: ChangeKind, options: dict[str, Variant], *, runtime: str = "", source: str = ""
+        self,
+        kind: ChangeKind,
+        options: dict[str, Variant],
+        *,
+        runtime: str = "",
+        source: str = "",
+        extension: str = "",
     ) -> str:
         with _as_bus_errors():
             who = await self._gate.root()
@@ -188,6 +204,7 @@ class Manager(ServiceInterface):
                 requested_by=f"{who} ({asked_by})" if asked_by else who,
                 runtime=runtime,
                 source=source,
+                extension=extension,
                 dry_run=values.get("dry_run") is True,
             )
             return change_path((await self._changes.begin(ask)).number)

@@ -40,7 +40,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "status": Verb("agent.verbs.status", "runtime, extensions, services, backend, last change, problems", True),
-    "ext": Verb("agent.verbs.ext", "extensions: list, status, merge, unmerge, refresh", True),
+    "ext": Verb("agent.verbs.ext", "extensions: list, status, enable, disable, merge, unmerge, refresh", True),
     "merge": Verb("agent.verbs.ext", "merge the active runtime's extensions", True),
     "unmerge": Verb("agent.verbs.ext", "unmerge every extension until the next boot or merge", True),
     "refresh": Verb("agent.verbs.ext", "make the running set what the active runtime names", True),

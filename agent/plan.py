@@ -15,17 +15,20 @@ from enum import StrEnum
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
 from agent.extensions import Kind, MergedSet, incompatibility, owned_services
 from agent.health import InferenceState, UnitState
 
 
 class ChangeKind(StrEnum):
-    """What was asked for. Deploy, activate and rollback move the boot set; the others only the running overlay."""
+    """What was asked for. Refresh, merge and unmerge move only the running overlay; the others the boot set too."""
 
     DEPLOY = "deploy"
     ACTIVATE = "activate"
     ROLLBACK = "rollback"
+    ENABLE = "enable"
+    DISABLE = "disable"
     REFRESH = "refresh"
     MERGE = "merge"
     UNMERGE = "unmerge"
@@ -117,7 +120,10 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
         keep = [runtime for runtime in (manifest.id, observed.active) if runtime]
         steps += [
             StepSpec("activate", {"to": manifest.id, "from": observed.active}),
-            StepSpec("prune", {"keep": keep}),
+            StepSpec(
+                "prune",
+                {"keep": keep, "keep_images": _left_out(manifest, observed.runtimes.get(observed.active or ""))},
+            ),
         ]
     return steps
 
@@ -195,11 +201,11 @@ def _check_extensions(observed: Observed, manifest: Manifest, what: str) -> None
 def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepSpec]:
     """The images and the runtime's folder are on the disk."""
     steps: list[StepSpec] = []
+    active = observed.runtimes.get(observed.active or "")
     if _must_prune_first(observed, wanted, manifest):
         keep = [runtime for runtime in (observed.active, observed.previous, manifest.id) if runtime]
-        spare = [extension.image_id for extension in manifest.extensions]
+        spare = [extension.image_id for extension in manifest.extensions] + _left_out(active, manifest)
         steps.append(StepSpec("prune", {"keep": keep, "keep_images": spare}))
-    active = observed.runtimes.get(observed.active or "")
     bases = [e for e in active.extensions if e.image_id in observed.images] if active else []
     fetch = {
         "source": wanted.source,
@@ -270,6 +276,13 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
         starting = affected | {"stay_stopped": stopped}
         steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
     return steps
+
+
+def _left_out(*manifests: Manifest | None) -> list[str]:
+    """Images of extensions that were disabled here: enabling them must not need a host."""
+    bases = [signed(manifest)[0] for manifest in manifests if manifest]
+    listed = {extension.image_id for manifest in manifests if manifest for extension in manifest.extensions}
+    return sorted({extension.image_id for base in bases for extension in base.extensions} - listed)
 
 
 def _touches_etc(shown: Manifest | None, to: Manifest) -> bool:
@@ -363,11 +376,13 @@ def _mib(size_bytes: int) -> int:
     return -(-size_bytes // (1024 * 1024))
 
 
-_MOVES = frozenset({ChangeKind.DEPLOY, ChangeKind.ACTIVATE, ChangeKind.ROLLBACK})
+_MOVES = frozenset({ChangeKind.DEPLOY, ChangeKind.ACTIVATE, ChangeKind.ROLLBACK, ChangeKind.ENABLE, ChangeKind.DISABLE})
 _VERBS = {
     ChangeKind.DEPLOY: "deploy",
     ChangeKind.ACTIVATE: "activate",
     ChangeKind.ROLLBACK: "roll back to",
+    ChangeKind.ENABLE: "change to",
+    ChangeKind.DISABLE: "change to",
     ChangeKind.REFRESH: "refresh",
     ChangeKind.MERGE: "merge",
     ChangeKind.UNMERGE: "unmerge",

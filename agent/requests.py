@@ -20,6 +20,7 @@ from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase
 from agent.change.step import Shutdown
 from agent.change.steps.await_confirmation import AwaitConfirmation
+from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.observe import Observer
@@ -34,12 +35,16 @@ Listener = Callable[[ChangeRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What somebody asked for. `runtime` is an id, empty for the previous one; `source` a deploy source."""
+    """What somebody asked for.
+
+    `runtime` is an id, empty for the previous one; `source` a deploy source; `extension` what to enable or disable.
+    """
 
     kind: ChangeKind
     requested_by: str
     runtime: str = ""
     source: str = ""
+    extension: str = ""
     dry_run: bool = False
 
 
@@ -93,6 +98,8 @@ class Planner:
                 return self._deployed(ask, observed)
             case ChangeKind.ACTIVATE | ChangeKind.ROLLBACK:
                 return Wanted(ask.kind, self._on_disk(ask, observed))
+            case ChangeKind.ENABLE | ChangeKind.DISABLE:
+                return Wanted(ask.kind, self._without_or_with(ask, observed))
             case ChangeKind.MERGE | ChangeKind.UNMERGE | ChangeKind.REFRESH:
                 return Wanted(ask.kind, None)
 
@@ -104,6 +111,17 @@ class Planner:
         missing = [e for e in manifest.extensions if e.image_id not in observed.images]
         transfers = {e.image_id: source.transfer_sizes(e, held)[0] for e in missing}
         return Wanted(ask.kind, manifest, ask.source, transfers)
+
+    def _without_or_with(self, ask: Ask, observed: Observed) -> Manifest:
+        active = observed.runtimes.get(observed.active or "")
+        if active is None:
+            raise OperationError(
+                ErrorCode.NOT_FOUND,
+                f"cannot {ask.kind.value} extension {ask.extension}: no runtime is active",
+                "Deploy one from the host: 'avocadoctl -H BOARD deploy'.",
+            )
+        change = local.enable if ask.kind is ChangeKind.ENABLE else local.disable
+        return change(active, ask.extension)
 
     def _on_disk(self, ask: Ask, observed: Observed) -> Manifest:
         runtime = ask.runtime or observed.previous

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dbus_fast import BusType, Message, MessageType
+from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import DBUS_PREFIX, ErrorCode, OperationError
@@ -148,6 +148,11 @@ def _unreachable(why: str) -> OperationError:
     return OperationError(
         ErrorCode.AGENT_UNREACHABLE, f"cannot reach the agent: {why}", "See why: systemctl status avocadod"
     )
+
+
+def options_for(*, dry_run: bool) -> dict[str, Variant]:
+    """The options of a request."""
+    return {"dry_run": Variant("b", True)} if dry_run else {}
 
 
 def run_change(member: str, signature: str, body: list[Any], *, as_json: bool) -> int:

@@ -18,11 +18,16 @@ _CHANGES = {
     "unmerge": ("unmerge every extension until the next boot or merge", "Unmerge"),
     "refresh": ("make the running set what the active runtime names", "Refresh"),
 }
+_SWITCHES = {
+    "enable": "bring back an extension that was disabled on this board",
+    "disable": "run without an extension of the active runtime",
+}
 
 EXAMPLES = """\
 examples:
   avocadoctl ext list                  every extension on this board
   avocadoctl ext status                those that are wanted or merged
+  avocadoctl ext disable pose-config   run without it, until a deploy or `ext enable pose-config`
   avocadoctl ext refresh               after somebody ran systemd-sysext by hand"""
 
 
@@ -30,7 +35,7 @@ def register(subparsers: Any) -> None:
     """Add `ext` and its top-level aliases."""
     parser = subparsers.add_parser(
         "ext",
-        help="extensions: list, status, merge, unmerge, refresh",
+        help="extensions: list, status, enable, disable, merge, unmerge, refresh",
         description="See the extensions of this board, and merge or unmerge them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -38,6 +43,11 @@ def register(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="every extension on this board").set_defaults(run=run_list)
     actions.add_parser("status", help="those that are wanted or merged").set_defaults(run=run_status)
+    for name, summary in _SWITCHES.items():
+        switch = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        switch.add_argument("extension", metavar="NAME")
+        switch.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
+        switch.set_defaults(run=run_switch, change=name)
     for holder in (actions, subparsers):
         for name, (summary, _) in _CHANGES.items():
             holder.add_parser(
@@ -69,6 +79,14 @@ def _print(args: argparse.Namespace, *, wanted_only: bool) -> int:
     else:
         print("no extensions")
     return 0
+
+
+def run_switch(args: argparse.Namespace) -> int:
+    """Enable or disable an extension, and follow the change."""
+    from agent.verbs.client import options_for, run_change
+
+    body = [args.extension, options_for(dry_run=args.dry_run)]
+    return run_change(args.change.capitalize(), "sa{sv}", body, as_json=args.output == "json")
 
 
 def run_change_verb(args: argparse.Namespace) -> int:

@@ -46,9 +46,12 @@ def register(subparsers: Any) -> None:
         action = actions.add_parser(name, help=summary)
         action.add_argument("id", metavar="ID")
         action.set_defaults(run=run)
+        if name == "activate":
+            _add_dry_run(action)
     add = actions.add_parser("add", help="fetch a signed runtime from a repository and change the board to it")
     add.add_argument("--url", required=True, help="http:// or https:// address of the repository")
     add.set_defaults(run=run_add)
+    _add_dry_run(add)
     rollback = subparsers.add_parser(
         "rollback",
         help="back to the previous runtime, or to a named one",
@@ -58,6 +61,11 @@ def register(subparsers: Any) -> None:
     )
     rollback.add_argument("id", metavar="ID", nargs="?", default="", help="default: the previous runtime")
     rollback.set_defaults(run=run_rollback)
+    _add_dry_run(rollback)
+
+
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -97,24 +105,24 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def run_activate(args: argparse.Namespace) -> int:
     """Activate, and follow the change."""
-    return _change("Activate", "sa{sv}", [resolve(read_status(run_dir()), args.id), {}], args)
+    return _change("Activate", resolve(read_status(run_dir()), args.id), args)
 
 
 def run_rollback(args: argparse.Namespace) -> int:
     """Roll back, and follow the change."""
     runtime = resolve(read_status(run_dir()), args.id) if args.id else ""
-    return _change("Rollback", "sa{sv}", [runtime, {}], args)
+    return _change("Rollback", runtime, args)
 
 
 def run_add(args: argparse.Namespace) -> int:
     """Deploy from a repository, and follow the change."""
-    return _change("Deploy", "sa{sv}", [args.url, {}], args)
+    return _change("Deploy", args.url, args)
 
 
-def _change(member: str, signature: str, body: list[Any], args: argparse.Namespace) -> int:
-    from agent.verbs.client import run_change  # the bus library, which listing does not need
+def _change(member: str, what: str, args: argparse.Namespace) -> int:
+    from agent.verbs.client import options_for, run_change  # the bus library, which listing does not need
 
-    return run_change(member, signature, body, as_json=args.output == "json")
+    return run_change(member, "sa{sv}", [what, options_for(dry_run=args.dry_run)], as_json=args.output == "json")
 
 
 def run_remove(args: argparse.Namespace) -> int:

@@ -252,13 +252,16 @@ REFUSALS: list[tuple[str, str, list[Any], ErrorCode, str]] = [
         ErrorCode.USAGE,
         "cannot use option force: this agent does not know it",
     ),
+    ("Confirm", "o", ["/x"], ErrorCode.USAGE, "cannot confirm /x: it is no change of this agent"),
     (
         "Confirm",
         "o",
-        ["/x"],
-        ErrorCode.UNSUPPORTED,
-        "cannot confirm /x: no change of this agent waits for a confirmation",
+        [f"{PATH}/change/7"],
+        ErrorCode.NOT_FOUND,
+        "cannot confirm change 7: it does not wait for a confirmation",
     ),
+    ("Disable", "sa{sv}", ["x", {}], ErrorCode.NOT_FOUND, "cannot disable extension x: no runtime is active"),
+    ("Enable", "sa{sv}", ["x", {}], ErrorCode.NOT_FOUND, "cannot enable extension x: no runtime is active"),
 ]
 
 

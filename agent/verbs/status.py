@@ -68,6 +68,9 @@ def render(document: StatusDocument, age_s: float) -> str:
         f"Inference  {_inference(document['inference'])}",
         f"Change     {_change(document['change'])}",
     ]
+    switching = document.get("switching")
+    if switching and switching["reason"]:
+        head.append(f"Switching  by systemd's reload, with a gap: {switching['reason']}")
     parts = ["\n".join(head)]
     if document["extensions"]:
         parts.append(extension_table(document["extensions"]))

@@ -113,6 +113,12 @@ def test_a_problem_is_shown_with_what_to_type_next_and_a_change_with_why_it_went
     assert text.endswith("Problems   1\n  extension x is wanted but not merged\n    try: avocadoctl refresh")
 
 
+def test_switching_with_a_gap_is_shown_with_its_reason_and_without_one_is_not_worth_a_line() -> None:
+    gap = document(switching={"way": "reload", "reason": "/usr is merged mutable"})
+    assert "Switching  by systemd's reload, with a gap: /usr is merged mutable\n" in render(gap, 0.0)
+    assert "Switching" not in render(document(switching={"way": "gapless", "reason": ""}), 0.0)
+
+
 def test_a_fresh_document_of_a_living_agent_is_read_as_it_is(tmp_path: Path) -> None:
     write_status(tmp_path / "status.json", document())
     assert read_status(tmp_path)["problems"] == []

@@ -1,0 +1,194 @@
+"""Every way a new set can be bad, deployed for real: the board says which it was, and serves on the old set again.
+
+Each bad set is the reference application with one small extension on top of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.device.board import TREE, Board
+from tests.device.reference import FIRST_MODEL, Reference, wait_until_serving
+
+pytestmark = [pytest.mark.device, pytest.mark.timeout(300)]
+
+SERVING_S = 60.0
+PROFILE = TREE / "inference/accelerators/virtual.toml"
+DROP_IN = "usr/lib/systemd/system/pose.service.d/10-spoiled.conf"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    if not (FIRST_MODEL / "model.json").exists():
+        pytest.skip("the models are not prepared; `make model` prepares them")
+    return Reference.start(tmp_path_factory.mktemp("rollbacks") / "project")
+
+
+@pytest.fixture(scope="module")
+def serving(new_board: Callable[[], Board], project: Reference) -> Board:
+    board = new_board()
+    project.provision(board)
+    board.boot()
+    wait_until_serving(board, SERVING_S)
+    return board
+
+
+def drop_in(*lines: str) -> str:
+    return "\n".join(["[Service]", "ExecStart=", *lines]) + "\n"
+
+
+def profile(**changes: str) -> str:
+    """The virtual board's profile with other values; keys that are new go into the delegate's options."""
+    text = PROFILE.read_text(encoding="utf-8")
+    for key, value in changes.items():
+        old = next((line for line in text.splitlines() if line.startswith(f"{key} = ")), None)
+        if old is not None:
+            text = text.replace(old, f"{key} = {value}")
+        else:
+            text = text.replace("[delegate.options]\n", f"[delegate.options]\n{key} = {value}\n")
+    return text
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A set that must not stay: the files on top of the good one, and how the change has to end."""
+
+    code: str
+    says: str
+    files: dict[str, str] = field(default_factory=dict)
+
+
+CASES = {
+    "crash loop": Spoiled(
+        "unhealthy",
+        "pose.service",
+        {
+            DROP_IN: drop_in(
+                "ExecStart=/bin/sh -c 'systemd-notify --ready; sleep 1; exit 3'", "NotifyAccess=all", "WatchdogSec=0"
+            )
+        },
+    ),
+    "start timeout": Spoiled(
+        "unit-failed",
+        "timeout",
+        {DROP_IN: drop_in("ExecStart=/usr/bin/sleep infinity", "TimeoutStartSec=2s")},
+    ),
+    "NPU required but the CPU answered": Spoiled(
+        "unhealthy",
+        "requires the NPU, but the backend is cpu (refused)",
+        {"usr/share/avocado/accelerator.toml": profile(fail='"create"')},
+    ),
+    "hang at the first invoke": Spoiled(
+        "unhealthy",
+        "requires the NPU, but the backend is cpu",
+        {"usr/share/avocado/accelerator.toml": profile(hang_at='"1"', first_invoke_s="2.0")},
+    ),
+    "missing library": Spoiled(
+        "unhealthy",
+        "requires the NPU, but the backend is cpu",
+        {"usr/share/avocado/accelerator.toml": profile(path='"/usr/lib/avocado/npu/libspoiled.so"')},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_set_is_rolled_back_with_its_reason(
+    serving: Board, project: Reference, tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    before = project.status(serving)
+    tree = tmp_path / "spoiled"
+    for inside, text in case.files.items():
+        (tree / inside).parent.mkdir(parents=True, exist_ok=True)
+        (tree / inside).write_text(text, encoding="utf-8")
+    if name == "missing library":
+        library_with_a_hole(tree / "usr/lib/avocado/npu/libspoiled.so", tmp_path)
+    with on_top(project, tree):
+        ran = project.deploy(serving, check=False)
+    document = ran.document
+    assert (document["outcome"], document["error"]["code"]) == ("reverted", case.code), document["error"]
+    assert case.says in document["error"]["message"]
+    wait_until_serving(serving, SERVING_S)
+    after = project.status(serving)
+    assert after["runtime"] == before["runtime"]
+    assert after["change"]["number"] == document["change"]["number"]
+    assert after["problems"] == []
+    shown = {row["name"] for row in after["extensions"] if row["isMerged"]}
+    assert shown == {row["name"] for row in before["extensions"] if row["isMerged"]}
+
+
+def test_a_configuration_that_locks_everybody_out_is_taken_back_by_itself(
+    serving: Board, project: Reference, tmp_path: Path
+) -> None:
+    before = project.status(serving)["runtime"]
+    tree = tmp_path / "spoiled"
+    (tree / "etc").mkdir(parents=True)
+    # sshd refuses a user whose shell does not exist; connections that are open stay.
+    users = serving.exec(["cat", "/etc/passwd"]).stdout
+    assert users.startswith("root:")
+    first, _, rest = users.partition("\n")
+    (tree / "etc/passwd").write_text(f"{first.rpartition(':')[0]}:/nowhere\n{rest}", encoding="utf-8")
+    with on_top(project, tree, "types: [confext]", confirm_within_s=8):
+        ran = project.deploy(serving, check=False)
+    error = ran.document["error"]
+    assert (ran.status, error["code"], ran.document["outcome"]) == (49, "not-confirmed", "reverted"), ran
+    assert error["message"] == "cannot keep the new /etc: the host did not come back over a new connection within 8 s"
+    assert "cannot confirm change" in ran.stderr
+    after = project.status(serving)  # over a new connection
+    assert (after["runtime"], after["problems"]) == (before, [])
+
+
+def test_a_configuration_that_lets_the_host_back_in_is_kept_and_rolls_back_at_once(
+    serving: Board, project: Reference, tmp_path: Path
+) -> None:
+    before = project.status(serving)["runtime"]
+    tree = tmp_path / "fine"
+    (tree / "etc/avocado").mkdir(parents=True)
+    (tree / "etc/avocado/note").write_text("kept\n", encoding="utf-8")
+    with on_top(project, tree, "types: [confext]", confirm_within_s=60):
+        document = project.deploy(serving).document
+    assert document["outcome"] == "applied"
+    assert "await_confirmation" in {step["kind"] for step in document["change"]["steps"]}
+    assert serving.ssh(["cat", "/etc/avocado/note"]).stdout == "kept\n"
+    project.avocadoctl("-H", "root@board", "rollback", board=serving, timeout_s=200)
+    assert project.status(serving)["runtime"] == before
+
+
+@contextlib.contextmanager
+def on_top(
+    project: Reference, tree: Path, more: str = "enable_services: [pose.service]", *, confirm_within_s: int = 60
+) -> Iterator[None]:
+    """The project with one more extension, over the others, that holds this tree."""
+    path = project.folder / "avocado.yaml"
+    good = path.read_text(encoding="utf-8")
+    extension = textwrap.indent(f'spoiled:\n  version: "1"\n  overlay: "{tree}"\n  {more}\n', "  ")
+    spoiled = good.replace("      - pose-config\n", "      - pose-config\n      - spoiled\n", 1)
+    spoiled = spoiled.replace("\nextensions:\n", f"\nextensions:\n{extension}\n", 1)
+    spoiled = spoiled.replace("\n  npu-pose:\n", f"\n  npu-pose:\n    confirm_within_s: {confirm_within_s}\n", 1)
+    assert spoiled.count("spoiled") > 2
+    path.write_text(spoiled, encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(good, encoding="utf-8")
+
+
+def library_with_a_hole(out: Path, scratch: Path) -> None:
+    """A shared library that needs another one which the image does not bring."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here; `make setup` installs one")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    source = scratch / "empty.c"
+    source.write_text("void nothing(void) {}\n", encoding="utf-8")
+    needed = scratch / "libgone.so"
+    subprocess.run(["cc", "-shared", "-o", needed, source, "-Wl,-soname,libgone.so"], check=True, timeout=30)
+    line = ["cc", "-shared", "-o", out, source, "-Wl,--no-as-needed", needed]
+    subprocess.run(line, check=True, timeout=30)

@@ -114,6 +114,7 @@ def _manifest(project: Project, name: str, part: RuntimePart, images: tuple[Buil
         "requires": requires,
         "built_with": built_with,
         **({"allow_downgrade": True} if part.allow_downgrade else {}),
+        **({"confirm": {"within_s": part.confirm_within_s}} if part.confirm_within_s else {}),
     }
     previous = _previous(path)
     built_at = _now(after=previous)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,8 +131,16 @@ class _Run:
     def _remember(self, mark: Checkpoint) -> None:
         document: dict[str, Any] = {"schema": SCHEMA, "transfer": self.transfer.sha256, "checkpoint": asdict(mark)}
         temporary = self.memory.with_suffix(".progress-new")
-        temporary.write_text(json.dumps(document), encoding="ascii")
+        with temporary.open("w", encoding="ascii") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())  # the part was synced just before: a power cut keeps both
         temporary.replace(self.memory)
+        folder = os.open(self.memory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _chunks(self, start: int) -> Iterator[bytes]:
         """The transfer's bytes from `start` on, each chunk verified before it is given out."""

@@ -37,6 +37,7 @@ from agent.config import CONFIG_PATH, Config, load_config
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.contract.status import StatusDocument
+from agent.drift import Left
 from agent.extensions import Problem
 from agent.observe import Disk, Observer, identify
 from agent.ports.clock import SystemClock
@@ -189,6 +190,7 @@ class Daemon:
         self._bus = bus
         self._parts = parts
         self._start_problems: list[Problem] = []
+        self._left = Left()
         self._trust = Watch(config.state_dir / "metadata")
         planner = Planner(parts.observer, parts.journal, parts.sources)
         self.changes = Changes(
@@ -241,6 +243,7 @@ class Daemon:
 
     def _finish_and_boot(self, listener: Callable[[ChangeRecord], None]) -> None:
         recovered = self._parts.engine.recover(listener)
+        self._left.start(self._parts.journal.history()[0])
         if recovered is None:
             newest = self._newest()
             if newest is not None:
@@ -278,6 +281,7 @@ class Daemon:
         return newest
 
     def _news(self, record: ChangeRecord) -> None:
+        self._left.note(record)
         self._agent_bus.news(record)
         self._status.touch()
         notify(STATUS=f"Change {record.number} ({record.kind}): {record.step.kind if record.step else record.outcome}")
@@ -286,11 +290,18 @@ class Daemon:
         return self._parts.observer.document(
             self.changes.record,
             inference,
-            [*self._start_problems, *map(_problem, self._trust.problems())],
+            [*self._start_problems, *map(_problem, self._trust.problems()), *self._differences(inference)],
             busy=self.changes.busy,
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),
         )
+
+    def _differences(self, inference: Mapping[str, Any] | None) -> list[Problem]:
+        if self.changes.busy:
+            return []
+        model = (inference or {}).get("model") or {}
+        shown = " ".join(str(model[key]) for key in ("name", "version") if model.get(key))
+        return self._left.differences(self._parts.observer.disk.runtimes.active(), shown)
 
     async def _describe(self) -> str:
         return json.dumps(await self._status.refresh())

@@ -96,7 +96,7 @@ class RuntimePart(Closed):
     extensions: Annotated[list[Name], Field(min_length=1, max_length=MAX_EXTENSIONS)]
     requires_agent: Version | None = None
     allow_downgrade: bool = False
-    confirm_within_s: Annotated[float, Field(ge=5, le=3600)] | None = None  # for a change of /etc; 60 when absent
+    confirm_within_s: Annotated[int, Field(ge=5, le=3600)] | None = None  # for a change of /etc; 60 when absent
 
 
 class ProjectPart(Closed):

@@ -49,16 +49,16 @@ class WritingSource(FakeSource):
 
 
 class Disk:
-    """A board whose disk is a folder; the rest is the world of the fakes."""
+    """A board whose disk is a folder; the rest is the world of the fakes. `fresh`: nothing is on the disk yet."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, fresh: bool = True) -> None:
         self.state = state
         self.world = board(R1, previous=R0)
         self.world.runtimes[R2.id] = R2  # what the overlay and the units would read out of the images
         self.store, self.runtimes = FileStore(state), FileRuntimes(state)
         self.journal = Journal(state / "changes", self._write)
         source = WritingSource(self.world, self.store)
-        for manifest in (R0, R1):
+        for manifest in (R0, R1) if fresh else ():
             for extension in manifest.extensions:
                 source.fetch(extension, (), lambda done, total: None)
             self.runtimes.stage(manifest)

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.verbs.runtime import STATE_DIR
-from agent.verbs.show import print_json, table
+from agent.verbs.show import print_json, size, table
 
 _DEFAULT_LIMIT = 20
 
@@ -122,9 +122,38 @@ def render(record: dict[str, Any]) -> str:
         lines.append(f"Why        {record['reason']['message']}")
         if record["reason"]["remedy"]:
             lines.append(f"  try: {record['reason']['remedy']}")
-    lines += [f"{name:<10} {json.dumps(value)}" for name, value in sorted(record["facts"].items())]
-    rows = [(step["kind"], step["phase"], step["warning"] or "") for step in record["steps"]]
-    return "\n".join(lines) + "\n\n" + table(("STEP", "PHASE", "WARNING"), rows)
+    facts = record["facts"]
+    lines += _figures(facts)
+    took_s = facts.get("took_s") or {}
+    rows = [
+        (
+            step["kind"],
+            step["phase"],
+            f"{took_s[step['kind']]:.2f} s" if step["kind"] in took_s else "",
+            step["warning"],
+        )
+        for step in record["steps"]
+    ] or [(step["kind"], "planned", "", "") for step in facts.get("plan") or ()]
+    tables = [table(("STEP", "PHASE", "TOOK", "WARNING"), rows)] if rows else []
+    if moved := [image for image in facts.get("images") or () if image["way"] != "held"]:
+        arrived = [
+            (image["name"], image["way"], f"{size(image['moved_bytes'])} of {size(image['size_bytes'])}")
+            for image in moved
+        ]
+        tables.append(table(("IMAGE", "WAY", "MOVED"), arrived))
+    return "\n\n".join(["\n".join(lines), *tables])
+
+
+def _figures(facts: dict[str, Any]) -> list[str]:
+    lines = []
+    if facts.get("image_bytes"):
+        lines.append(f"Moved      {size(facts.get('moved_bytes', 0))} of {size(facts['image_bytes'])}")
+    if isinstance(facts.get("away_s"), int | float):
+        first = facts.get("first_backend")
+        lines.append(f"Away       {facts['away_s']:.2f} s" + (f", first answer from the {first}" if first else ""))
+    if facts.get("model"):
+        lines.append(f"Proven     {facts['model']} on {facts.get('backend', 'no backend')}")
+    return lines
 
 
 def run_watch(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 SCHEMA = 1
+_COMPILERS = frozenset({"ethos-u-vela", "neutron-converter"})
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=120)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -120,6 +121,9 @@ class _Document(_Part):
     def _has_a_fallback(self) -> Self:
         if "cpu" not in self.files:
             raise ValueError("files has no entry for the cpu, which every model needs as its fallback")
+        compiled = {file.path: tool for file in self.files.values() for tool in _COMPILERS & file.toolchain.keys()}
+        if self.files["cpu"].path in compiled:
+            raise ValueError(f"files.cpu was made by {compiled[self.files['cpu'].path]}: no CPU runs it")
         return self
 
 

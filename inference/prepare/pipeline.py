@@ -52,6 +52,7 @@ class Job:
     held_out: Path
     out: Path
     variant: str = "percentile"
+    version: str = ""
     delegate: Path | None = None
     input_range: tuple[float, float] | None = None
     dequantize: bool = False
@@ -231,7 +232,7 @@ def _describe(job: Job, source: Source, requirements: Mapping[str, Any]) -> dict
     return {
         "schema": 1,
         "name": job.source.stem.lower().replace("_", "-").replace(".", "-"),
-        "version": variant.version,
+        "version": job.version or variant.version,
         "task": source.contract.task,
         "input": {"name": source.net.input, "shape": list(source.net.input_shape), "dtype": "uint8"},
         "output": source.contract.output(),

@@ -27,7 +27,7 @@ Calibration pictures decide the ranges: 20 to 50 of what the camera will see. He
 never calibrated on. --target may be repeated: one folder then serves several boards.
 
   avocado-infer prepare build/assets/movenet-lightning.json --target imx93-frdm --target imx8mp-evk
-  avocado-infer prepare classes.tflite --target imx8mp-evk --input-range -1,1 --calibration pictures \\
+  avocado-infer prepare classes.tflite --target imx8mp-evk --input-range=-1,1 --calibration pictures \\
       --heldout others --require min_top1_agreement=0.9
 
 Two variants make two honest versions of the same MoveNet:
@@ -55,10 +55,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--heldout", type=Path, metavar="DIR", help="default: heldout/ beside the calibration folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/models/<name of MODEL>")
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="percentile")
+    parser.add_argument("--version", default="", metavar="VERSION", help="of the model (default: the variant's)")
     parser.add_argument(
         "--input-range",
         metavar="LOW,HIGH",
-        help="what the float input expects for black and white, such as -1,1 (write it as --input-range=-1,1)",
+        help="what the float input expects for black and white, such as --input-range=-1,1",
     )
     parser.add_argument(
         "--dequantize", action="store_true", help="take an already quantized file's values as the float model"
@@ -93,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         held_out=arguments.heldout or calibration.parent / "heldout",
         out=arguments.out or Path("build/models") / arguments.model.stem,
         variant=arguments.variant,
+        version=arguments.version,
         delegate=arguments.delegate,
         input_range=_input_range(arguments.input_range),
         dequantize=arguments.dequantize,

@@ -120,9 +120,9 @@ def test_the_input_range_becomes_the_zero_point_of_camera_bytes(tmp_path, low, h
 @pytest.mark.parametrize("target", ["cpu", "imx8mp-evk"])
 def test_a_classifier_goes_through_and_says_what_its_outputs_are(folders, target):
     path = given(folders, write_float(classifier()), "Nice_Classes.tflite")
-    assert prepare(path, "--target", target, *LENIENT) == 0
+    assert prepare(path, "--target", target, "--version", "1.2", *LENIENT) == 0
     document = models.read(folders / "out")
-    assert (document["name"], document["task"]) == ("nice-classes", "classification")
+    assert (document["name"], document["version"], document["task"]) == ("nice-classes", "1.2", "classification")
     assert document["output"] == {"kind": "scores", "names": {"scores": "classes"}}
     assert document["accuracy"]["cpu"]["top1_agreement"] >= 0.7
     assert document["requirements"]["accuracy"] == {"min_top1_agreement": 0.7}
@@ -163,6 +163,18 @@ def test_a_neutron_npu_gets_what_the_vendors_converter_makes_where_it_is_install
     assert "--target imx95" in (tools / "neutron-converter.log").read_text()
     assert models.read(folders / "out")["files"]["imx95-neutron"]["toolchain"]["neutron-converter"] == "2.1.0"
     assert "imx95-neutron: compiled by neutron-converter 2.1.0" in capsys.readouterr().err
+
+
+def test_a_compiled_file_never_reaches_a_cpu(tmp_path):
+    folder = models.placeholder_model(tmp_path / "model")
+    document = models.read(folder)
+    document["files"]["virtual"]["toolchain"]["ethos-u-vela"] = "5.2.0"
+    models.write(folder, document)
+    with pytest.raises(InferenceError) as caught:
+        load_model(folder)
+    assert caught.value.message == (
+        f"cannot load model {folder}: model.json: files.cpu was made by ethos-u-vela: no CPU runs it"
+    )
 
 
 # ---- what does not ----

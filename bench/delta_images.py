@@ -52,6 +52,24 @@ def model_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
         yield name, old, image(work, name.replace(" ", "-"), {"usr/share/model/cpu.tflite": bytes(data)})
 
 
+def retrained_pair(work: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Two models that were trained apart, where somebody names them: no registry has such a pair."""
+    named = os.environ.get("RETRAINED", "").split()
+    if len(named) != 2:
+        print("retrained: SKIPPED, no pair is named; make bench-delta RETRAINED='OLD.tflite NEW.tflite'", flush=True)
+        return
+    images = [
+        image(work, f"retrained-{number}", {"usr/share/model/cpu.tflite": Path(path).read_bytes()})
+        for number, path in enumerate(named)
+    ]
+    yield "retrained", images[0], images[1]
+
+
+def plain_tree(work: Path) -> Path:
+    """The tree of `tree_pairs` stored without compression: the image that others would ship."""
+    return _tree(work, "plain", "1.26.3", edited=False, compressed=False)
+
+
 def tree_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
     """A tree of Python packages and a model; then one edited file, another numpy, and the same again."""
     old = _tree(work, "tree", "1.26.3", edited=False)
@@ -60,8 +78,8 @@ def tree_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
     yield "rebuilt unchanged", old, _tree(work, "again", "1.26.3", edited=False)
 
 
-def image(work: Path, name: str, files: Mapping[str, bytes | Path]) -> Path:
-    """A hybrid EROFS image of some files and trees."""
+def image(work: Path, name: str, files: Mapping[str, bytes | Path], *, compressed: bool = True) -> Path:
+    """A hybrid EROFS image of some files and trees, or a plain one."""
     out = work / f"{name}.img"
     hints = work / "hints"
     hints.write_text("0 \\.tflite$\n")
@@ -76,12 +94,14 @@ def image(work: Path, name: str, files: Mapping[str, bytes | Path]) -> Path:
                 place.write_bytes(content)
         for path in [tree, *tree.rglob("*")]:
             os.utime(path, (int(EPOCH), int(EPOCH)), follow_symlinks=False)
-        options = ["-zlz4hc,12", f"--compress-hints={hints}", f"-T{EPOCH}", f"-U{UUID}", "--all-root", "-x-1"]
+        options = [f"-T{EPOCH}", f"-U{UUID}", "--all-root", "-x-1"]
+        if compressed:
+            options += ["-zlz4hc,12", f"--compress-hints={hints}"]
         subprocess.run(["mkfs.erofs", "--quiet", *options, out, tree], check=True, stdout=subprocess.DEVNULL)
     return out
 
 
-def _tree(work: Path, name: str, numpy: str, *, edited: bool) -> Path:
+def _tree(work: Path, name: str, numpy: str, *, edited: bool, compressed: bool = True) -> Path:
     site = Path(next(path for path in sys.path if path.endswith("site-packages")))
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         lib = Path(scratch)
@@ -92,7 +112,8 @@ def _tree(work: Path, name: str, numpy: str, *, edited: bool) -> Path:
         if edited:
             source = lib / "tuf" / "ngclient" / "updater.py"
             source.write_text(source.read_text().replace("def refresh(self)", "def refresh(self)  ", 1))
-        return image(work, name, {"usr/lib/app": lib, "usr/share/model/cpu.tflite": model_bytes()})
+        files = {"usr/lib/app": lib, "usr/share/model/cpu.tflite": model_bytes()}
+        return image(work, name, files, compressed=compressed)
 
 
 def _wheel(version: str) -> Path:

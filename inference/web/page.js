@@ -15,6 +15,7 @@ const REASONS = {
   "device-gone": "The NPU's device node is gone",
   "bad-model": "The NPU cannot load the model",
   "quarantined": "The NPU's worker cannot be ended",
+  "idle": "The NPU was closed while nobody asked, and is opening again",
 };
 const COLOURS = { npu: "#3ddc84", cpu: "#ffb340", none: "#6b7785" };
 const CHART_SECONDS = 10;

@@ -49,6 +49,7 @@ VERBS = {
     "update": Verb("agent.verbs.update", "fetch what the configured repository has newer", True),
     "history": Verb("agent.verbs.history", "the changes of this board, and one of them in full", True),
     "confirm": Verb("agent.verbs.confirm", "keep a change of /etc that waits for somebody to come back", True),
+    "cancel": Verb("agent.verbs.confirm", "end a running change before its switch", True),
     "watch": Verb("agent.verbs.history", "follow the running change", True),
     "verify": Verb("agent.verbs.verify", "hash every image on this board again", True),
     "root-authority": Verb("agent.verbs.root_authority", "the keys this board trusts, and until when", True),

@@ -31,6 +31,7 @@ _GONE = (
     "org.freedesktop.DBus.Error.NameHasNoOwner",
     "org.freedesktop.DBus.Error.NoReply",
 )
+_UNKNOWN = "org.freedesktop.DBus.Error.Unknown"  # Object, Interface, Method: a change that has left the bus
 
 Record = dict[str, Any]
 
@@ -138,6 +139,12 @@ def _error_of(reply: Message | None) -> OperationError:
             ErrorCode.NOT_PERMITTED,
             "cannot ask the agent: permission denied",
             "Run it as root; members of the group avocado may read.",
+        )
+    if name.startswith(_UNKNOWN):
+        return OperationError(
+            ErrorCode.NOT_FOUND,
+            "cannot find that change: it neither runs nor is the one that ran last",
+            "See which there are: avocadoctl history",
         )
     if name in _GONE:
         return _unreachable("nobody owns org.avocado.Agent1")

@@ -1,6 +1,7 @@
-"""avocadoctl confirm: come back to a board whose /etc has just changed, so that the change is kept.
+"""avocadoctl confirm and cancel: what somebody may say to a change that runs.
 
-`deploy` does it by itself over a connection of its own; by hand it is for a change that somebody else began.
+`confirm` keeps a change of /etc that waits for its host to come back; `deploy` says it by itself over a connection of
+its own. `cancel` ends a change before its switch, which then leaves the board as it was.
 """
 
 from __future__ import annotations
@@ -13,33 +14,51 @@ from agent.verbs.show import print_json
 
 
 def register(subparsers: Any) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "confirm",
-        help="keep a change of /etc that waits for somebody to come back",
-        description="Confirm the running change: it touched /etc, and reverts unless somebody comes back.",
-        epilog="example:\n  avocadoctl -H root@board confirm 12",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("number", type=int, metavar="N", help="the change's number, as watch and history show it")
-    parser.set_defaults(run=run)
+    """Add both verbs."""
+    for name, summary, said, run in (
+        ("confirm", "keep a change of /etc that waits for somebody to come back", "It reverts by itself.", run_confirm),
+        ("cancel", "end a running change before its switch", "After the switch it ends by itself.", run_cancel),
+    ):
+        parser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=f"{summary.capitalize()}. {said}",
+            epilog=f"example:\n  avocadoctl -H root@board {name} 12",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("number", type=int, metavar="N", help="the change's number, as watch and history show it")
+        parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_confirm(args: argparse.Namespace) -> int:
     """Confirm it."""
-    asyncio.run(_confirm(args.number))
-    if args.output == "json":
-        print_json({"change": args.number, "confirmed": True})
-    else:
-        print(f"change #{args.number}: confirmed")
-    return 0
+    from agent.verbs.client import PATH  # the bus library, which --help does not need
+
+    asyncio.run(_say("Confirm", "o", [f"{PATH}/change/{args.number}"]))
+    return _told(args, "confirmed")
 
 
-async def _confirm(number: int) -> None:
-    from agent.verbs.client import PATH, AgentClient  # the bus library, which --help does not need
+def run_cancel(args: argparse.Namespace) -> int:
+    """Cancel it."""
+    from agent.verbs.client import CHANGE, PATH
+
+    asyncio.run(_say("Cancel", "", [], path=f"{PATH}/change/{args.number}", interface=CHANGE))
+    return _told(args, "cancelled")
+
+
+async def _say(member: str, signature: str, body: list[Any], **where: Any) -> None:
+    from agent.verbs.client import AgentClient
 
     client = await AgentClient.connect()
     try:
-        await client.call("Confirm", "o", [f"{PATH}/change/{number}"])
+        await client.call(member, signature, body, **where)
     finally:
         client.close()
+
+
+def _told(args: argparse.Namespace, word: str) -> int:
+    if args.output == "json":
+        print_json({"change": args.number, word: True})
+    else:
+        print(f"change #{args.number}: {word}")
+    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -322,3 +323,27 @@ async def main():
     print(json.dumps(answers))
 asyncio.run(main())
 """
+
+
+def test_a_change_that_is_not_there_cannot_be_cancelled_or_confirmed(rig: Rig) -> None:
+    async def use() -> None:
+        said = {}
+        for verb in ("cancel", "confirm"):
+            line = [sys.executable, "-m", "agent.cli", verb, "7"]
+            run = functools.partial(subprocess.run, line, cwd=TREE, env=environment(rig.address), timeout=20)
+            done = await asyncio.to_thread(run, capture_output=True, text=True, check=False)
+            said[verb] = (done.returncode, done.stderr)
+        assert said == {
+            "cancel": (
+                6,
+                "avocadoctl: cannot find that change: it neither runs nor is the one that ran last\n"
+                "  try: See which there are: avocadoctl history\n",
+            ),
+            "confirm": (
+                6,
+                "avocadoctl: cannot confirm change 7: it does not wait for a confirmation\n"
+                "  try: See how it stands: avocadoctl history show 7\n",
+            ),
+        }
+
+    serving(rig, use)

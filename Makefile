@@ -56,6 +56,14 @@ check: setup ## formatting, lint, types, import arrows and every fast test
 test: setup model ## everything, the virtual board included
 	$(PY) -m pytest -m "not long"
 
+fault-matrix: setup model ## every fault of the NPU wherever it can occur, and the table of what happened
+	$(PY) -m pytest -q tests/inference/test_fault_matrix.py
+
+MINUTES ?= 20
+
+soak: setup model ## full rate, faults and model swaps for MINUTES=20; does anything grow?
+	$(PY) -m bench.soak --minutes $(MINUTES)
+
 test-long: setup model ## the campaigns: power cuts, kills, soaks
 	$(PY) -m pytest -m long --timeout 3600
 
@@ -71,12 +79,15 @@ board-down: ## stop the virtual board and take everything it made away
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
 
-BENCHES := fallback delta switch
+BENCHES := fallback supervision delta switch
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
 
 bench-fallback: setup model ## from the NPU's missed deadline to the CPU's pose for the same frame
 	$(PY) -m bench.fallback
+
+bench-supervision: setup model ## what supervision costs beside the same loop in one process; where a frame's time goes
+	$(PY) -m bench.supervision
 
 bench-delta: setup model ## bytes, time and memory of our deltas beside those of six other tools
 	$(PY) -m bench.delta
@@ -105,4 +116,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-delta bench-switch fuzz-delta format clean
+.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-switch fuzz-delta format clean

@@ -29,7 +29,8 @@ VERBS = {
     "inject": Verb("inference.inject", "make the simulated NPU misbehave: hang, slow, error, wrong, crash"),
     "reset": Verb("inference.rungs", "carry out a requested rung of the reset ladder (run by pose-reset.service)"),
     "fetch": Verb("inference.prepare.fetch", "download the example's weights and video, pinned by hash and cached"),
-    "prepare": Verb("inference.prepare.verb", "float model -> INT8 -> the folder that one board loads"),
+    "prepare": Verb("inference.prepare.verb", "float model -> INT8 -> the folder that boards load"),
+    "place": Verb("inference.prepare.place_verb", "which operators of a .tflite an NPU takes"),
 }
 
 EXAMPLES = """\

@@ -24,7 +24,7 @@ from typing import TypedDict
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import IMAGE_NAMESPACE, Extension, image_id
 from agent.host.bytecode import VARIABLE, Compiler, compile_sources, find_compiler
-from agent.host.model import model_version
+from agent.host.model import model_version, placement_line
 from agent.host.project import ExtensionPart, Project
 from agent.host.stage import lay_out, mark_release, normalise, walk
 from agent.host.wheels import Wheels, build_wheels
@@ -67,9 +67,11 @@ def build_image(project: Project, name: str) -> BuiltImage:
     """Build one extension, or find it built. Raises `bad-project`, `build-failed` or `tool-missing`."""
     part = project.document.extensions[name]
     version = part.version
+    placement = ""
     if part.model is not None:
         own = model_version(project.path(part.model), project.target.accelerator)
         version = version or own
+        placement = placement_line(project.path(part.model), project.target.accelerator)
     tools = _toolbox(project, part)
     with _work_folder(project.build_folder) as work:
         root = work / "root"
@@ -93,7 +95,8 @@ def build_image(project: Project, name: str) -> BuiltImage:
         types=list(part.types),
     )
     path = image_path(project.build_folder, extension.image_id)
-    return BuiltImage(extension, path, tools.built_with, tools.notices, is_new=found is None)
+    notices = (*tools.notices, *([placement] if placement else []))
+    return BuiltImage(extension, path, tools.built_with, notices, is_new=found is None)
 
 
 def image_path(build_folder: Path, image: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.bytecode import find_compiler
 from agent.host.image import erofs_version
-from agent.host.model import model_version
+from agent.host.model import model_version, placement_line
 from agent.host.project import ExtensionPart, Project
 from agent.host.report import Report, megabytes
 from agent.host.wheels import build_wheels
@@ -77,6 +77,8 @@ def _of_extension(project: Project, name: str, part: ExtensionPart) -> list[Inst
         folder = project.path(part.model)
         version = model_version(folder, project.target.accelerator)
         found.append(Installed(f"{name}: model {version} for {project.target.accelerator}", str(folder), _size(folder)))
+        if line := placement_line(folder, project.target.accelerator):
+            found.append(Installed(f"{name}: {line}", str(folder), 0))
     if part.python is not None and part.python.requirements is not None:
         lock = project.path(part.python.requirements)
         wheels = build_wheels(lock, project.target, project.build_folder / "cache")

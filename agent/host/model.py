@@ -37,6 +37,19 @@ def model_version(folder: Path, accelerator: str) -> str:
     return version
 
 
+def placement_line(folder: Path, accelerator: str) -> str:
+    """How much of the model the accelerator takes, for a person; empty where nobody could tell."""
+    found = _read(folder).get("placement", {}).get(accelerator)
+    if not isinstance(found, dict):
+        return ""
+    taken, left = (sum(found.get(side, {}).values()) for side in ("accelerated", "cpu"))
+    pieces = found.get("partitions", 0)
+    return (
+        f"{accelerator} takes {taken} of {taken + left} operators of the model "
+        f"in {pieces} piece{'' if pieces == 1 else 's'}, {left} stay on the CPU"
+    )
+
+
 def keep_only(folder: Path, accelerator: str) -> None:
     """Take away from a copied model folder what this accelerator's board never loads; what it loads stays as it is."""
     document = _read(folder)

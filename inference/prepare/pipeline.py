@@ -200,7 +200,7 @@ def _passes(job: Job, side: int) -> Pictures:
 def _answering(job: Job, accelerator: str, file: _File, path: Path, source: Source) -> tuple[Answering, How]:
     """Picture to answer as this accelerator would, and in what way that was possible here."""
     contract = source.contract
-    delegate = None if accelerator == CPU else _delegate(job, accelerator)
+    delegate = None if accelerator == CPU else find_delegate(accelerator, job.delegate)
     if accelerator != CPU and delegate is None:
         reference = Runner(file.int8, Kernels.REFERENCE)
         return (lambda picture: contract.answer(reference(picture))), How.REFERENCE
@@ -209,17 +209,17 @@ def _answering(job: Job, accelerator: str, file: _File, path: Path, source: Sour
     return (lambda picture: contract.answer(backend.infer(picture[None]))), how
 
 
-def _delegate(job: Job, accelerator: str) -> Any | None:
+def find_delegate(accelerator: str, named: Path | None) -> Any | None:
     """The accelerator's delegate with its profile's options, where this machine has it."""
     profile = load_accelerator(accelerator).delegate
     if profile is None:
         return None
-    path = job.delegate or Path(profile.path)
+    path = named or Path(profile.path)
     if not path.exists() and accelerator == "virtual":
         path = _BUILT_HERE
     if not path.exists():
-        if job.delegate is not None:
-            raise InferenceError(f"cannot load delegate {job.delegate}: it does not exist")
+        if named is not None:
+            raise InferenceError(f"cannot load delegate {named}: it does not exist")
         return None
     # The board's node and control file are the board's; the operators it claims are what matters here.
     options = {key: value for key, value in profile.options.items() if key in ("ops", "max_nodes")}
@@ -287,5 +287,5 @@ def _record_placement(document: dict[str, Any], job: Job, accelerator: str, made
 def _placement(job: Job, accelerator: str, file: _File, folder: Path) -> Placement | None:
     if file.compiled is not None:
         return file.compiled.placement
-    delegate = _delegate(job, accelerator)
+    delegate = find_delegate(accelerator, job.delegate)
     return None if delegate is None else place(folder / file.name, delegate)

@@ -177,6 +177,28 @@ def test_a_compiled_file_never_reaches_a_cpu(tmp_path):
     )
 
 
+def test_any_int8_file_can_be_asked_what_an_npu_takes_of_it(tmp_path, capsys):
+    path = given(tmp_path, small_model())
+    assert main(["place", str(path), "--target", "imx93-frdm", "--max-cpu-ops", "1"]) == 0
+    first, reason = capsys.readouterr().out.splitlines()
+    assert first == (
+        "model.tflite on imx93-ethosu: 2 NPU operators, 1 CPU operator: "
+        "9 of 10 operators in 2 pieces; on the CPU: RESIZE_BILINEAR 1"
+    )
+    assert reason.startswith("  RESIZE_BILINEAR stays on the CPU: HW scale-factor is not equal")
+    assert main(["place", str(path), "--target", "imx93-frdm", "--max-partitions", "1"]) == 1
+    assert "2 pieces on the accelerator, at most 1 are allowed" in capsys.readouterr().err
+
+
+def test_without_its_delegate_an_npu_cannot_be_asked(tmp_path, capsys):
+    path = given(tmp_path, small_model())
+    assert main(["place", str(path), "--target", "imx8mp-evk"]) == 1
+    assert capsys.readouterr().err == (
+        f"avocado-infer: cannot place {path} on imx8mp-vx: its delegate is not on this machine\n"
+        "  try: run this on the board, or name its library with --delegate\n"
+    )
+
+
 # ---- what does not ----
 
 

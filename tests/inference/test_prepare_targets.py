@@ -95,6 +95,11 @@ def test_each_runtime_is_whole_and_names_its_board(built, projects, board):
         "pose-app",
         "avocado-agent",
     ]
+    notices = {notice for image in built[board].images for notice in image.notices}
+    assert {
+        "virtual": "virtual takes 1 of 93 operators of the model in 1 piece, 92 stay on the CPU",
+        "imx93-frdm": "imx93-ethosu takes 93 of 93 operators of the model in 1 piece, 0 stay on the CPU",
+    }[board] in notices
     assert all(path.stat().st_size > 0 for path in built[board].image_paths.values())
 
 

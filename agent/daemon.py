@@ -71,14 +71,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     log_to_journal("avocadod", verbose=args.verbose)
     try:
-        asyncio.run(serve(load_config(args.config)))
+        asyncio.run(serve(*load_or_default(args.config)))
     except OperationError as error:
         _LOG.critical("%s%s", error.message, f" (try: {error.remedy})" if error.remedy else "")
         return error.exit_status
     return 0
 
 
-async def serve(config: Config) -> None:
+def load_or_default(path: Path) -> tuple[Config, list[Problem]]:
+    """The configuration; where it does not read, the defaults and the problem that says so."""
+    try:
+        return load_config(path), []
+    except OperationError as error:
+        # An agent that a wrong file keeps down cannot be told to take the file back.
+        _LOG.error("%s; the defaults are used", error.message)
+        return Config(), [_problem(error)]
+
+
+async def serve(config: Config, problems: Sequence[Problem] = ()) -> None:
     """Wire everything, and serve until SIGTERM or until something breaks."""
     signals = Signals(threading.Event(), threading.Event())
     try:
@@ -86,6 +96,7 @@ async def serve(config: Config) -> None:
     except OSError as cause:
         raise OperationError(ErrorCode.AGENT_UNREACHABLE, f"cannot reach the system bus: {cause}") from cause
     daemon = Daemon(config, bus, await wire(config, bus, signals), signals)
+    daemon.configuration_problems = tuple(problems)
     try:
         await daemon.run()
     finally:
@@ -189,6 +200,7 @@ class Daemon:
         self._config = config
         self._bus = bus
         self._parts = parts
+        self.configuration_problems: tuple[Problem, ...] = ()
         self._start_problems: list[Problem] = []
         self._left = Left()
         self._trust = Watch(config.state_dir / "metadata")
@@ -237,23 +249,34 @@ class Daemon:
         except OperationError as error:
             # The board runs what it runs, and its status can still be asked for.
             _LOG.error("no change can be made: %s", error.message)
-            self._start_problems.append(_problem(error))
             notify(STATUS=error.message)
         self._status.touch()
 
     def _finish_and_boot(self, listener: Callable[[ChangeRecord], None]) -> None:
-        recovered = self._parts.engine.recover(listener)
-        self._left.start(self._parts.journal.history()[0])
-        if recovered is None:
-            newest = self._newest()
-            if newest is not None:
-                listener(newest)
+        self._start_problems = list(self.configuration_problems)
+        unfinished: OperationError | None = None
+        try:
+            self._recover(listener)
+        except OperationError as error:
+            # No change may run, but the services of the set that is merged must.
+            unfinished = error
         for work in (self._settle, self._boot):
             try:
                 work()
             except OperationError as error:
                 _LOG.warning("%s", error.message)
                 self._start_problems.append(_problem(error))
+        if unfinished is not None:
+            self._start_problems.append(_problem(unfinished))
+            raise unfinished
+
+    def _recover(self, listener: Callable[[ChangeRecord], None]) -> None:
+        recovered = self._parts.engine.recover(listener)
+        self._left.start(self._parts.journal.history()[0])
+        if recovered is None:
+            newest = self._newest()
+            if newest is not None:
+                listener(newest)
 
     def _serves(self) -> str:
         """What the board runs, in the words of the status document, for who reads the journal."""

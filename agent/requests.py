@@ -190,6 +190,7 @@ class Changes:
         self._thread: threading.Thread | None = None
         self._opened = asyncio.Event()
         self._refusal: OperationError | None = None
+        self._beginning: Callable[[Listener], None] = lambda _: None
         self.record: ChangeRecord | None = None  # the running one, else the last; never a dry run's
         self._told: ChangeRecord | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -227,16 +228,22 @@ class Changes:
     async def start_with(self, work: Callable[[Listener], None]) -> None:
         """What the agent has to finish before it takes requests; until then they wait.
 
-        When it cannot, it says why, and so does every later request.
+        When it cannot, it says why. A later request tries again first, and is refused for that reason while it holds.
         """
-        tell = self._teller(None)
+        self._beginning = work
         try:
-            await self._start("the agent's start", lambda: work(tell))
+            await self._begin()
+        finally:
+            self._opened.set()
+
+    async def _begin(self) -> None:
+        tell = self._teller(None)
+        self._refusal = None
+        try:
+            await self._start("the agent's start", lambda: self._beginning(tell))
         except OperationError as error:
             self._refusal = error
             raise
-        finally:
-            self._opened.set()
 
     async def exclusively(self, what: str, work: Callable[[], None]) -> None:
         """Run something that must not meet a change. Raises `change-running`, and what it raises."""
@@ -248,7 +255,7 @@ class Changes:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._opened.wait(), _START_PATIENCE_S)
         if self._refusal is not None:
-            raise self._refusal
+            await self._begin()
 
     def cancel(self, number: int) -> None:
         """The running change is asked to stop. Raises `unsupported` once the switch has begun."""

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -22,6 +23,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, manifest_bytes, parse_manifest
 from agent.ports.protocols import Kind
 
+_LOG = logging.getLogger("avocado.files")
 _CHUNK = 1 << 20
 # What agent/transfer.py leaves of an image that did not arrive whole.
 _PART_SUFFIXES = ("part", "progress", "progress-new")
@@ -74,7 +76,11 @@ def _disk_errors(path: Path) -> Iterator[None]:
                 f"cannot write {path}: {cause.strerror}",
                 f"Free space on the file system of {path.parent}.",
             ) from cause
-        raise OperationError(ErrorCode.INTERNAL, f"cannot write {path}: {cause.strerror}") from cause
+        raise OperationError(
+            ErrorCode.INTERNAL,
+            f"cannot write {path}: {cause.strerror}",
+            "Check the disk: journalctl -k -b -p warning",
+        ) from cause
 
 
 def _checked_id(text: str) -> str:
@@ -156,7 +162,12 @@ class FileStore:
     def verify_image(self, extension: Extension) -> bool:
         """The stored image is there and its bytes still hash to its name."""
         path = self.image(extension.image_id)
-        return path is not None and hash_file(path) == extension.sha256
+        try:
+            return path is not None and hash_file(path) == extension.sha256
+        except OSError as error:
+            # A block that cannot be read any more is damage like any other: the image is fetched again.
+            _LOG.error("cannot read image %s: %s", path, error.strerror)
+            return False
 
     def image_ids(self) -> list[str]:
         """Every complete image."""

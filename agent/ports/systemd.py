@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ UNIT = "org.freedesktop.systemd1.Unit"
 SERVICE = "org.freedesktop.systemd1.Service"
 NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 
+_KILL_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 10.0
 _JOB_MATCH = f"type='signal',sender='{NAME}',interface='{MANAGER}',member='JobRemoved'"
 _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,11 +67,12 @@ class SystemdUnits:
 
     def start(self, name: str, timeout_s: float) -> None:
         """The unit is active. Raises `unit-failed` or `step-timeout`."""
-        self._peer.wait(self._start(name, timeout_s), timeout_s)
+        # The whole is as long as its parts, so that a part that is late says which it was.
+        self._peer.wait(self._start(name, timeout_s), timeout_s + 2 * _CALL_TIMEOUT_S)
 
     def stop(self, name: str, timeout_s: float) -> None:
         """The unit is inactive or failed; a unit that does not exist counts as stopped."""
-        self._peer.wait(self._stop(name, timeout_s), timeout_s)
+        self._peer.wait(self._stop(name, timeout_s), timeout_s + _KILL_TIMEOUT_S + 2 * _CALL_TIMEOUT_S)
 
     def reload_manager(self, timeout_s: float) -> None:
         """systemd has read its unit files again (daemon-reload), and the bus its policy."""
@@ -77,7 +80,7 @@ class SystemdUnits:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> None:
         """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
-        self._peer.wait(self._run(list(argv), timeout_s), timeout_s)
+        self._peer.wait(self._run(list(argv), timeout_s), timeout_s + 2 * _CALL_TIMEOUT_S)
 
     # -- what only the overlay adapter asks for
 
@@ -139,9 +142,22 @@ class SystemdUnits:
             await self._job(name, "StopUnit", "ss", [name, "replace"], timeout_s)
         except _UnknownUnitError:
             return
+        except OperationError as late:
+            if late.code is not ErrorCode.STEP_TIMEOUT:
+                raise
+            # A service that ignores SIGTERM must not hold the board between two sets, however long it gives itself.
+            await self._kill(name)
         state = (await self.read_states([name]))[name]
         if state.load != "not-found" and state.active not in ("inactive", "failed"):
             raise _unit_failed(name, f"it is {state.active} ({state.sub}) after its stop")
+
+    async def _kill(self, name: str) -> None:
+        try:
+            await self._peer.ask("KillUnit", "ssi", [name, "all", signal.SIGKILL], timeout_s=_CALL_TIMEOUT_S)
+        except PeerError as cause:
+            raise _unit_failed(name, f"it can be neither stopped nor killed: {cause.text}") from cause
+        # Joins the stop that is still under way, and is told its end.
+        await self._job(name, "StopUnit", "ss", [name, "replace"], _KILL_TIMEOUT_S)
 
     async def _reload_manager(self, timeout_s: float) -> None:
         await self._translated("reload systemd", self._peer.ask("Reload", timeout_s=timeout_s))

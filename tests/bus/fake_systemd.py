@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from dbus_fast import BusType, DBusError, PropertyAccess
 from dbus_fast.aio import MessageBus
-from dbus_fast.annotations import DBusObjectPath, DBusSignature, DBusStr, DBusUInt32
+from dbus_fast.annotations import DBusInt32, DBusObjectPath, DBusSignature, DBusStr, DBusUInt32
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 
 from agent.ports.overlay_reload import link_names
@@ -44,6 +44,8 @@ class FakeUnit:
     restarts: int = 0
     what: str = ""
     argv: tuple[str, ...] = ()
+    ignores_stop: bool = False  # as a process that ignores SIGTERM
+    survives_kill: bool = False  # as one that hangs in the kernel
 
     @property
     def path(self) -> str:
@@ -135,7 +137,17 @@ class FakeSystemd(ServiceInterface):
         for kind in ("sysext", "confext"):
             if name == f"systemd-{kind}.service":
                 self.set_merged(kind, ())
+        if unit.ignores_stop:
+            self.calls.append(("StopUnit", name))
+            self._jobs += 1
+            return f"{PATH}/job/{self._jobs}"
         return self._job("StopUnit", unit, "inactive")
+
+    @dbus_method("KillUnit")
+    def kill_unit(self, name: DBusStr, whom: DBusStr, number: DBusInt32) -> DBusNothing:
+        self.calls.append(("KillUnit", f"{name} {whom} {number}"))
+        unit = self._known(name)
+        unit.ignores_stop = unit.survives_kill
 
     @dbus_method("ReloadOrRestartUnit")
     def reload_or_restart_unit(self, name: DBusStr, mode: DBusStr) -> DBusObjectPath:

@@ -20,7 +20,9 @@ from dbus_fast.aio import MessageBus
 
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, Phase, StepRecord
+from agent.config import Config
 from agent.contract.errors import ErrorCode, OperationError
+from agent.daemon import load_or_default
 from agent.ports.clock import SystemClock
 from agent.ports.files import write_durably
 from tests.bus.fake_systemd import FakeSystemd, FakeUnit
@@ -347,3 +349,27 @@ def test_a_change_that_is_not_there_cannot_be_cancelled_or_confirmed(rig: Rig) -
         }
 
     serving(rig, use)
+
+
+def test_a_wrong_configuration_is_a_problem_and_not_the_end_of_the_agent(rig: Rig) -> None:
+    # The defaults name the board's own folders; this machine has none of them, so nothing but the status is asked for.
+    rig.config.write_text("stauts_interval_s = 1\n")
+    config, problems = load_or_default(rig.config)
+    assert config == Config()
+    assert [problem.code for problem in problems] == ["bad-config"]
+    assert str(rig.config) in problems[0].message
+
+
+def test_an_unreadable_journal_does_not_keep_the_boot_half_from_running(rig: Rig) -> None:
+    (rig.state / "changes").mkdir()
+    record = rig.state / "changes/1.json"
+    record.write_text('{"schema": 99}')
+
+    async def use() -> None:
+        assert (rig.run_dir / "boot-half.json").exists()
+        # Whoever put it right need not restart the agent.
+        record.unlink()
+        assert (await rig.error("Refresh")).code is ErrorCode.NOT_FOUND
+        assert json.loads((await rig.ask("Describe")).body[0])["problems"] == []
+
+    serving(rig, use, refused_with="org.avocado.Error.NewerSchema")

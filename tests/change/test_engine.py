@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, parse_record
 from agent.change.step import Shutdown
+from agent.change.steps.stop_services import all_of
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.plan import ChangeKind, Wanted
@@ -372,3 +374,18 @@ class NoJournal:
 
     def newest(self) -> ChangeRecord | None:
         return None
+
+
+def test_a_clean_up_that_fails_while_going_back_keeps_no_service_stopped() -> None:
+    ran: list[str] = []
+    failing = {"first"}
+
+    def work(name: str) -> None:
+        ran.append(name)
+        if name in failing:
+            raise OperationError(ErrorCode.UNIT_FAILED, f"cannot run {name}")
+
+    with pytest.raises(OperationError) as caught:
+        all_of([partial(work, name) for name in ("first", "second", "third")])
+    assert ran == ["first", "second", "third"]
+    assert caught.value.message == "cannot run first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -202,3 +203,18 @@ def test_a_runtime_that_is_not_there_cannot_be_activated(tmp_path: Path) -> None
 def test_an_active_link_that_leads_elsewhere_names_no_runtime(tmp_path: Path, target: str) -> None:
     (tmp_path / "active").symlink_to(target)
     assert FileRuntimes(tmp_path).active() is None
+
+
+def test_an_image_that_cannot_be_read_any_more_does_not_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FileStore(tmp_path)
+    put(store, MODEL, b"model")
+
+    def broken(descriptor: int, size: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("agent.ports.files.os.read", broken)
+    assert not store.verify_image(MODEL)
+    monkeypatch.undo()
+    assert "Input/output error" in caplog.text

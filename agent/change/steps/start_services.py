@@ -6,10 +6,11 @@ A unit that the new set owns and the old one did not is new here, so it starts: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.releases import AffectedUnits
-from agent.change.steps.stop_services import START_TIMEOUT_S, STOP_TIMEOUT_S
+from agent.change.steps.stop_services import START_TIMEOUT_S, STOP_TIMEOUT_S, all_of
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Units
 
@@ -47,5 +48,4 @@ class StartServices:
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """They are stopped."""
-        for name in reversed(memo["units"]):
-            self.units.stop(name, STOP_TIMEOUT_S)
+        all_of([partial(self.units.stop, name, STOP_TIMEOUT_S) for name in reversed(memo["units"])])

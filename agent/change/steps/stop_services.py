@@ -6,12 +6,15 @@ undo here runs when the old overlay is back: it reads the old units again, does 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.absence import Absence
 from agent.change.steps.releases import AffectedUnits, Releases
 from agent.change.steps.reload import MODPROBE, RELOAD_TIMEOUT_S
+from agent.contract.errors import OperationError
 from agent.extensions import commands, modules
 from agent.ports.protocols import Units
 
@@ -58,12 +61,23 @@ class StopServices:
             self.units.run(argv, COMMAND_TIMEOUT_S)
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
-        """Those that ran run again."""
+        """Those that ran run again. Every part is tried; the first failure is told."""
+        works: list[Callable[[], None]] = []
         if memo.get("manager", True):
-            self.units.reload_manager(RELOAD_TIMEOUT_S)
-        for name in memo["modules"]:
-            self.units.run([MODPROBE, "--", name], COMMAND_TIMEOUT_S)
-        for argv in memo["on_merge"]:
-            self.units.run(argv, COMMAND_TIMEOUT_S)
-        for name in memo["running"]:
-            self.units.start(name, START_TIMEOUT_S)
+            works.append(partial(self.units.reload_manager, RELOAD_TIMEOUT_S))
+        works += [partial(self.units.run, [MODPROBE, "--", name], COMMAND_TIMEOUT_S) for name in memo["modules"]]
+        works += [partial(self.units.run, argv, COMMAND_TIMEOUT_S) for argv in memo["on_merge"]]
+        works += [partial(self.units.start, name, START_TIMEOUT_S) for name in memo["running"]]
+        all_of(works)
+
+
+def all_of(works: Sequence[Callable[[], None]]) -> None:
+    """Do all of them, and raise the first failure when they are done: one that fails must not keep the others back."""
+    failures: list[OperationError] = []
+    for work in works:
+        try:
+            work()
+        except OperationError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,47 @@
+"""A unit that ignores its stop does not hold the board between two sets."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from agent.contract.errors import ErrorCode, OperationError
+from agent.ports.systemd import SystemdUnits
+from tests.bus.fake_systemd import FakeSystemd
+from tests.bus.test_adapters import address, against, systemd
+
+__all__ = ["address", "systemd"]
+
+
+def test_a_unit_that_ignores_sigterm_is_killed_when_its_time_is_up(address: str, systemd: FakeSystemd) -> None:
+    systemd.units["pose.service"].ignores_stop = True
+
+    def use(units: SystemdUnits) -> None:
+        units.stop("pose.service", 0.3)
+
+    against(address, systemd, use)
+    assert systemd.units["pose.service"].active == "inactive"
+    assert ("KillUnit", f"pose.service all {int(signal.SIGKILL)}") in systemd.calls
+
+
+def test_a_unit_that_stops_in_time_is_not_killed(address: str, systemd: FakeSystemd) -> None:
+    against(address, systemd, lambda units: units.stop("pose.service", 5))
+    assert not [name for name, _ in systemd.calls if name == "KillUnit"]
+
+
+def test_a_unit_that_even_a_kill_does_not_end_is_an_error_that_names_it(
+    address: str, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.ports.systemd._KILL_TIMEOUT_S", 0.3)
+    unit = systemd.units["pose.service"]
+    unit.ignores_stop = True
+    unit.survives_kill = True
+
+    def use(units: SystemdUnits) -> None:
+        with pytest.raises(OperationError) as caught:
+            units.stop("pose.service", 0.3)
+        assert caught.value.code is ErrorCode.STEP_TIMEOUT
+        assert "pose.service" in caught.value.message
+
+    against(address, systemd, use)

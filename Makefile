@@ -10,6 +10,8 @@ SHELL := /bin/bash
 export AVOCADO_CACHE ?= $(HOME)/.cache/avocado
 # Bytecode of a module that a test replaces must not outlive the test.
 export PYTHONDONTWRITEBYTECODE := 1
+# A plain `su` on Debian leaves out the folders where mkfs, ip and losetup are.
+export PATH := $(PATH):/usr/sbin:/sbin
 
 PY := .venv/bin/python
 SETUP := .venv/.complete
@@ -40,11 +42,13 @@ build/assets/.complete: inference/prepare/fetch.py inference/prepare/download.py
 	$(PY) -m inference.cli fetch --out build/assets
 	@touch $@
 
-# Two honest versions of one model, so that a deploy has something to change.
+# Two honest versions of one model, so that a deploy has something to change. Other boards take a minute more:
+# make -B model TARGETS="virtual imx93-frdm imx8mp-evk"
+TARGETS ?= virtual
 build/models/movenet-lightning/model.json: VARIANT := percentile
 build/models/movenet-lightning-minmax/model.json: VARIANT := minmax
 build/models/%/model.json: build/assets/.complete build/simnpu/libsimnpu.so $(PREPARE)
-	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json --target virtual --variant $(VARIANT) --out $(@D)
+	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json $(addprefix --target ,$(TARGETS)) --variant $(VARIANT) --out $(@D)
 	@touch $@
 
 check: setup ## formatting, lint, types, import arrows and every fast test
@@ -79,7 +83,7 @@ board-down: ## stop the virtual board and take everything it made away
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
 
-BENCHES := fallback supervision delta switch
+BENCHES := fallback supervision delta switch prepare
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
 
@@ -108,6 +112,9 @@ build/fuzz/.complete: requirements/fuzz.txt
 	build/fuzz/venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
+bench-prepare: setup build/assets/.complete ## INT8 MoveNet against float: per channel, naive and ours per tensor, two kernels
+	$(PY) -m bench.prepare
+
 format: $(SETUP) ## let ruff format the tree
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
@@ -116,4 +123,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-switch fuzz-delta format clean
+.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-prepare bench-switch fuzz-delta format clean

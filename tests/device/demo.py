@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -43,7 +44,7 @@ def main() -> int:
             say(f"every figure above is in {RESULT.relative_to(TREE)}")
             if not options.once:
                 stay(board)
-    except BoardError as error:
+    except (BoardError, TimeoutError, subprocess.TimeoutExpired) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0

@@ -19,6 +19,8 @@ MAX_DEPTH = 16
 MAX_NUMBER = (1 << 53) - 1
 _BOOLEAN_KEYS = frozenset({"consistent_snapshot", "terminating"})
 _TARGET_NAME = re.compile(r"\A[a-z0-9][a-z0-9.-]{0,127}\Z")
+# Brackets, and strings to skip them in. Possessive: with backtracking, a long string costs a hundred times its size.
+_STRUCTURE = re.compile(r'[\[\]{}]|"(?:[^"\\]++|\\.)*+"?')
 # A number this long is refused before it is converted, which takes time quadratic in its length.
 _MAX_DIGITS = 17
 
@@ -29,7 +31,8 @@ def read_strictly(data: bytes, name: str, *, booleans: frozenset[str] | None = _
     deepest = 0
     try:
         text = data.decode("utf-8")
-        for symbol in re.findall(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', text):
+        for match in _STRUCTURE.finditer(text):
+            symbol = match[0]
             if symbol in "[{":
                 depth += 1
                 deepest = max(deepest, depth)

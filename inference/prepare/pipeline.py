@@ -37,6 +37,7 @@ from inference.prepare.source import Source, check_source, read_source
 from inference.prepare.vela import Compiled, compile_for, find_vela
 from inference.prepare.writer import write_float
 
+_KEPT_BYTES = 64 << 20
 _BUILT_HERE = Path("build/simnpu/libsimnpu.so")
 Say = Callable[[str], None]
 Answering = Callable[[Array], Array]
@@ -188,11 +189,13 @@ def _compile(recipe: Recipe, content: bytes) -> Compiled | None:
 
 
 def _passes(job: Job, side: int) -> Pictures:
-    """Reads the calibration pictures anew for every pass over them."""
+    """Passes over the calibration pictures: kept when they are few, read anew for every pass when they are many."""
     count = len(list_pictures(job.calibration))
+    kept = list(load_pictures(job.calibration, side)) if count * side * side * 3 <= _KEPT_BYTES else None
 
     def once() -> Iterable[Array]:
-        return bar(load_pictures(job.calibration, side), "calibrate", total=count)
+        pictures = load_pictures(job.calibration, side) if kept is None else kept
+        return bar(pictures, "calibrate", total=count)
 
     return once
 

@@ -53,5 +53,12 @@ def _pose_ranges(net: Net, pictures: Pictures, variant: Variant, found: dict[str
 
 
 def _late(net: Net) -> list[str]:
-    """Everything behind the backbone, which ends before the first ADD that a RESIZE feeds."""
-    return [name for name in net.tensors if not name.startswith("model/")]
+    """The pyramid behind the backbone: what follows a RESIZE, and what goes straight into one or is added to one."""
+    late: set[str] = set()
+    for layer in net.layers:
+        if layer.kind is Kind.RESIZE or late.intersection(layer.inputs):
+            late.add(layer.out)
+    for layer in net.layers:
+        if layer.kind is Kind.RESIZE or (layer.kind is Kind.ADD and layer.out in late):
+            late.update(layer.inputs)
+    return [name for name in net.tensors if name in late]

@@ -18,7 +18,7 @@ import pytest
 from tests.device.board import TREE, Board
 from tests.device.reference import FIRST_MODEL, Reference, wait_until_serving
 
-pytestmark = [pytest.mark.device, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
 SERVING_S = 60.0
 PROFILE = TREE / "inference/accelerators/virtual.toml"

@@ -65,7 +65,8 @@ class GaplessOverlay:
         take_trial_mounts_away(self._units, self._state, deadline)
         if stacks := _stacked():
             _LOG.warning("a switch of the extensions was cut short: %s", ", ".join(sorted(stacks)))
-            self.show((self._state / "active").resolve(strict=True), left(deadline))
+            active = self._state / "active"
+            self.show(active.resolve() if active.exists() else None, left(deadline))
 
     def unable(self) -> str:
         """Why this board cannot be switched without a gap, or an empty string."""

@@ -221,6 +221,8 @@ def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> No
                 raise _bad_image(layout.kind, link, f"its bytes are not those of image {image['image_id']}")
         mounts.mount_image(descriptor, where, mounts.MS_NODEV)
         text = image_child.read_release(where, layout.kind.value, name)
+        if not image["hashed"]:
+            _check_modes(where, layout)
     except mounts.RefusedError as refused:
         raise _bad_image(layout.kind, link, str(refused)) from refused
     except OSError as cause:
@@ -233,6 +235,34 @@ def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> No
             f"cannot merge extension {name}: systemd would ignore it: {why}",
             "Build the extension for the operating system of this board.",
         )
+
+
+def _check_modes(where: str, layout: Layout) -> None:
+    """No folder of the base is closed by the image: the overlay takes a folder's mode from the topmost layer."""
+    # The roots themselves get the base's mode.
+    folders = [folder for hierarchy in layout.hierarchies for folder in _folders(f"{where}{hierarchy}")]
+    while folders:
+        folder = folders.pop()
+        inside = folder.removeprefix(where)
+        try:
+            base = os.lstat(inside).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        mode = os.lstat(folder).st_mode
+        if stat.S_ISDIR(base) and base & ~mode & 0o055:
+            raise mounts.RefusedError(
+                f"its folder {inside} has mode {stat.S_IMODE(mode):04o} and would close the base's"
+                f" ({stat.S_IMODE(base):04o})"
+            )
+        folders.extend(_folders(folder))
+
+
+def _folders(where: str) -> list[str]:
+    try:
+        with os.scandir(where) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _image_id(descriptor: int, namespace: str) -> str:

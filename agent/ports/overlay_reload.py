@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.overlay_merged import MergedReader
+from agent.ports.overlay_merged import MergedReader, linked_images
 from agent.ports.protocols import Kind, MergedSet
 from agent.ports.systemd import SystemdUnits
 
@@ -68,6 +68,13 @@ class ReloadOverlay:
     def _place(self, kind: Kind, runtime: Path, active: Path, deadline: float) -> None:
         if runtime.resolve() == active:
             return
+        # Whatever else lies there would be merged with it. What lies in the active folder already is, and stays.
+        if strays := sorted(set(link_names(runtime / kind)) - set(linked_images(runtime / kind))):
+            raise OperationError(
+                ErrorCode.SWITCH_FAILED,
+                f"cannot switch the extensions: {runtime / kind / strays[0]}.raw is no link to an image of ours",
+                f"Move {runtime / kind / strays[0]}.raw elsewhere.",
+            )
         target = active / kind
         # Older runtimes may lack the folder of a kind they did not use.
         target.mkdir(exist_ok=True)

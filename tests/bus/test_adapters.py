@@ -20,6 +20,8 @@ from tests.bus.fake_inference import FakeInference
 from tests.bus.fake_systemd import FakeSystemd, FakeUnit
 from tests.bus.private_bus import private_bus
 
+IMAGE = "../../../images/4ed17979-6ec5-54c0-88d7-28bb04460ec6.raw"
+
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
@@ -33,8 +35,8 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSystemd:
     for runtime in ("r1", "r2"):
         for kind in Kind:
             (state / "runtimes" / runtime / kind).mkdir(parents=True)
-        (state / "runtimes" / runtime / "sysext" / "98-pose-model.raw").touch()
-    (state / "runtimes/r2/sysext/99-new.raw").touch()
+        (state / "runtimes" / runtime / "sysext" / "98-pose-model.raw").symlink_to(IMAGE)
+    (state / "runtimes/r2/sysext/99-new.raw").symlink_to(IMAGE)
     (state / "active").symlink_to("runtimes/r1")
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -157,6 +159,19 @@ def test_a_trial_shows_the_new_set_over_the_active_links_and_settles_without_a_t
         assert not [u for u in systemd.units.values() if u.name.endswith(".mount") and u.active == "active"]
         overlay.show(None, 5)
         assert overlay.merged().names == {Kind.SYSEXT: (), Kind.CONFEXT: ()}
+
+    against(address, systemd, use)
+
+
+def test_a_stray_in_the_trial_s_folder_is_refused_before_systemd_sees_it(address: str, systemd: FakeSystemd) -> None:
+    stray = systemd.state / "runtimes/r2/sysext/._99-new.raw"
+    stray.touch()
+
+    def use(units: SystemdUnits) -> None:
+        with pytest.raises(OperationError) as caught:
+            ReloadOverlay(units, systemd.state).show(systemd.state / "runtimes/r2", 5)
+        assert caught.value.message == f"cannot switch the extensions: {stray} is no link to an image of ours"
+        assert caught.value.remedy == f"Move {stray} elsewhere."
 
     against(address, systemd, use)
 

@@ -232,6 +232,10 @@ REFUSED = {
         Image("gap", files={"usr/x": ""}, change=link_usr_out),
         "cannot merge sysext '99-gap': usr/lib leads through something that is not a folder",
     ),
+    "a folder that would close the base's": (
+        Image("gap", files={"usr/bin/x": ""}, change=lambda tree: (tree / "usr/bin").chmod(0o700)),
+        "cannot merge sysext '99-gap': its folder /usr/bin has mode 0700 and would close the base's (0755)",
+    ),
     "a whole system": (
         Image("gap", files={"usr/lib/os-release": "ID=debian\n"}),
         "cannot merge sysext '99-gap': it carries usr/lib/os-release, so systemd takes it for a whole system",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,12 +37,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("prepared") / "movenet-lightning")
 
 
-def golden_score(folder: Path) -> float:
+def golden_score(folder: Path, accelerator: str = "cpu", delegate: Any | None = None) -> float:
     model = load_model(folder)
-    backend = litert.prepare(model.file_for("cpu"), None, 1, model.document.input.name, HEADS, model.input_size)
+    backend = litert.prepare(
+        model.file_for(accelerator), delegate, 1, model.document.input.name, HEADS, model.input_size
+    )
     heads = backend.infer(load_golden_frame(model)[None])
     pose = decode_heads(*(heads[name] for name in HEADS), centre_weight=load_centre_weight(model))
-    return golden_oks(pose, np.array(model.golden_pose("cpu"), np.float32))
+    return golden_oks(pose, np.array(model.golden_pose(accelerator), np.float32))
 
 
 def test_the_folder_loads_and_passes_its_own_golden_frame(prepared):
@@ -125,3 +128,8 @@ def test_one_scale_per_tensor_stays_as_near_to_float_as_one_per_channel(prepared
     assert main(["prepare", graph, "--target", "imx8mp-evk", "--out", str(out)]) == 0
     accuracy = models.read(out)["accuracy"]
     assert accuracy["imx8mp-vx"]["distance_mean"] <= max(0.012, 1.5 * accuracy["cpu"]["distance_mean"])
+    # The whole of it on the simulated NPU, whose kernels are its own.
+    simulated = litert.create_delegate(
+        str(ROOT / "build/simnpu/libsimnpu.so"), {"ops": "CONV_2D,DEPTHWISE_CONV_2D,ADD"}
+    )
+    assert golden_score(out, "imx8mp-vx", simulated) >= load_model(out).oks_min("imx8mp-vx")

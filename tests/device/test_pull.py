@@ -1,0 +1,148 @@
+"""A board that fetches by itself: a repository behind nginx, the timer's own service, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.device.board import Board
+from tests.device.process import holds_within
+from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
+from tests.models import spoil_model
+
+pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
+
+PORT = 8090
+NGINX = """\
+daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_processes 1; user root;
+events {{ worker_connections 64; }}
+http {{
+  access_log {folder}/access.log;
+  client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;
+  uwsgi_temp_path {folder}/t4; scgi_temp_path {folder}/t5;
+  server {{ listen {address}:{port}; root {root}; gzip on; gzip_types *; }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
+        pytest.skip("the models are not prepared; `make model` prepares them")
+    return Reference.start(tmp_path_factory.mktemp("pull") / "project")
+
+
+@pytest.fixture(scope="module")
+def serving(new_board: Callable[[], Board], project: Reference) -> Board:
+    board = new_board()
+    project.provision(board)
+    board.boot()
+    wait_until_serving(board, 60)
+    return board
+
+
+@pytest.fixture(scope="module")
+def repository(serving: Board, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that nginx serves to the board, which is told its address."""
+    program = shutil.which("nginx", path="/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
+    folder = tmp_path_factory.mktemp("nginx")
+    root = folder / "www"
+    root.mkdir()
+    network = serving.slot.network
+    config = folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, address=network.workstation_address, port=PORT, root=root))
+    within = ["ip", "netns", "exec", network.workstation_namespace]
+    server = subprocess.Popen([*within, program, "-c", str(config), "-p", str(folder)], stderr=subprocess.DEVNULL)
+    try:
+        assert holds_within((folder / "pid").exists, timeout_s=10)
+        # The board's /etc is a confext's here: the file comes as an operator's would, below it.
+        address = f"http://{network.workstation_address}:{PORT}"
+        serving.exec(["mkdir", "-p", "/run/avocado-test"])
+        serving.exec(["tee", "/run/avocado-test/update.toml"], input_text=f'repository = "{address}"\n')
+        yield root
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def publish(project: Reference, repository: Path) -> None:
+    project.avocadoctl("publish", "-C", str(project.folder), "--out", str(repository), timeout_s=600)
+
+
+def look(board: Board, *options: str) -> subprocess.CompletedProcess[str]:
+    """The service, with its sandbox, on the test's address."""
+    address = board.exec(["cat", "/run/avocado-test/update.toml"]).stdout.split('"')[1]
+    unit = board.exec(["cat", "/usr/lib/systemd/system/avocado-update.service"]).stdout
+    section = unit.partition("[Service]")[2]
+    properties = [
+        f"--property={line}"
+        for line in section.splitlines()
+        if "=" in line and not line.startswith(("#", "ExecStart", "Type", "TimeoutStart"))
+    ]
+    words = ["/usr/bin/avocadoctl", "-o", "json", "update", "--url", address, *options]
+    return board.exec(
+        ["systemd-run", "--wait", "--pipe", "--collect", "--quiet", *properties, *words], timeout_s=240, check=False
+    )
+
+
+def test_the_timer_is_upheld_and_the_service_waits_for_an_address(serving: Board) -> None:
+    shown = serving.exec(["systemctl", "show", "-P", "ActiveState", "avocado-update.timer"]).stdout.strip()
+    assert shown == "active"
+    serving.exec(["systemctl", "start", "avocado-update.service"])
+    assert serving.exec(["systemctl", "show", "-P", "ConditionResult", "avocado-update.service"]).stdout == "no\n"
+    assert "avocado-update.timer" in serving.exec(["systemctl", "list-timers", "--no-pager"]).stdout
+
+
+def test_a_new_runtime_is_fetched_and_the_same_one_is_left_alone(
+    serving: Board, project: Reference, repository: Path
+) -> None:
+    project.use_model(NEW_MODEL)
+    publish(project, repository)
+    done = look(serving, "--check")
+    assert json.loads(done.stdout)["wanted"] is True, done.stderr
+    done = look(serving)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outcome"] == "applied"
+    done = look(serving)
+    assert (done.returncode, json.loads(done.stdout)["reason"]) == (0, "this board runs it already")
+
+
+def test_a_runtime_that_was_rolled_back_by_hand_stays_so(serving: Board, project: Reference, repository: Path) -> None:
+    serving.ssh(["avocadoctl", "rollback"], timeout_s=120)
+    done = look(serving)
+    assert done.returncode == 0, done.stderr
+    assert "went away from it" in json.loads(done.stdout)["reason"]
+    assert json.loads(look(serving, "--again").stdout)["outcome"] == "applied"
+
+
+def test_a_runtime_that_failed_its_proof_is_tried_once(
+    serving: Board, project: Reference, repository: Path, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad"
+    spoil_model(NEW_MODEL, bad)
+    project.use_model(bad)
+    publish(project, repository)
+    assert look(serving).returncode != 0
+    done = look(serving)
+    assert done.returncode == 0, done.stderr
+    assert "took it back" in json.loads(done.stdout)["reason"]
+
+
+def test_a_repository_that_is_down_is_one_message_and_no_change(serving: Board, repository: Path) -> None:
+    before = serving.exec(["ls", "/var/lib/avocado/changes"]).stdout
+    away = repository.with_name("away")
+    repository.rename(away)
+    try:
+        done = look(serving)
+    finally:
+        away.rename(repository)
+    assert done.returncode != 0
+    assert json.loads(done.stderr.strip().splitlines()[-1])["code"] == "fetch-failed"
+    assert serving.exec(["ls", "/var/lib/avocado/changes"]).stdout == before

@@ -21,6 +21,7 @@ from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.observe import identify
+from agent.ports import child
 from agent.ports.overlay import choose_overlay
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind
@@ -55,6 +56,11 @@ async def main(wanted: str) -> None:
     """Say which adapter it is, then answer until stdin ends."""
     bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
     units = await SystemdUnits.connect(bus)
+    if wanted == "old-kernel":  # what a kernel before 6.5 answers
+        command = child.command
+        inject = ["-qq", "-o", "/dev/null", "-e", "inject=move_mount:error=EINVAL"]
+        child.command = lambda *modules: ["strace", *inject, *command(*modules)]
+        wanted = "auto"
     identity = identify({}, "0")
     made, switching = await asyncio.to_thread(
         choose_overlay, units, STATE, identity.os_release, identity.arch, wanted=wanted

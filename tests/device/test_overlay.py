@@ -338,6 +338,14 @@ def test_mounts_inside_a_hierarchy_survive_a_switch(board: Board, built: dict[st
         board.exec(["sh", "-c", "umount /usr/local/d && umount /usr/local"])
 
 
+def test_a_kernel_that_cannot_do_it_gets_systemd_s_reload(board: Board, built: dict[str, Built]) -> None:
+    with Driver(board, "old-kernel") as driver:
+        assert (driver.way, driver.reason) == ("reload", "the new mount cannot be put below /tmp: Invalid argument")
+        driver.do("show", built["both"].runtime)
+        assert seen(board) == BOTH
+        driver.do("settle")
+
+
 def test_a_mutable_overlay_is_left_to_systemd(board: Board, built: dict[str, Built]) -> None:
     with Driver(board, "auto") as early:
         board.exec(["systemd-sysext", "unmerge"])

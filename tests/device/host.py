@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.device.process import BoardError, holds_within, run
@@ -47,14 +47,26 @@ def install_tools() -> None:
     missing = _missing()
     if not missing:
         return
-    packages = sorted({TOOLS[name] for name in missing})
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # The keyring comes along because an older one lacks the key of the release that the board runs.
+    _install(sorted({TOOLS[name] for name in missing}), "debian-archive-keyring")
+
+
+def find_program(name: str, package: str) -> str | None:
+    """A program that single tests need: its path, from its Debian package if need be; None when it cannot be had."""
+    places = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    if shutil.which(name, path=places) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        with suppress(BoardError):
+            _install([package])
+    return shutil.which(name, path=places)
+
+
+def _install(packages: list[str], *besides: str) -> None:
+    # RUNLEVEL: a server that is installed for a test is not to start by itself.
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     with step(f"installing {' '.join(packages)}"):
         run([*apt, "update"], doing="read the package lists", timeout_s=300, env=quiet)
-        # The keyring comes along because an older one lacks the key of the release that the board runs.
-        wanted = [*packages, "debian-archive-keyring"]
-        install = [*apt, "install", "-y", "--no-install-recommends", *wanted]
+        install = [*apt, "install", "-y", "--no-install-recommends", *packages, *besides]
         run(install, doing=f"install {' '.join(packages)}", timeout_s=600, env=quiet)
 
 

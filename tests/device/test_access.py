@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 from agent.contract.bridge import MARKER
 from tests.bus.calls import NAME, PATH, Call, calls
 from tests.device.board import TREE, Board
+from tests.device.host import find_program
 from tests.device.process import holds_within
 from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
 from tests.unit.test_units import MOST
@@ -126,9 +126,9 @@ def test_systemd_s_own_count_of_the_units_stays_below_its_bound(serving: Board, 
 @pytest.fixture(scope="module")
 def dropbear(serving: Board, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose `ssh` reaches the board's dropbear; the host's own program, with the libraries it needs."""
-    program = shutil.which("dropbear")
+    program = find_program("dropbear", "dropbear-bin")
     if program is None:
-        pytest.skip("dropbear is not installed: apt-get install dropbear-bin")
+        pytest.skip("dropbear is not installed, and could not be: apt-get install dropbear-bin")
     folder = tmp_path_factory.mktemp("dropbear")
     linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True, timeout=10).stdout
     libraries = [Path(path) for path in re.findall(r"=> (\S*lib(?:tom|crypt|z)\S*)", linked)]

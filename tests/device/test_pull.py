@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.device.board import Board
+from tests.device.host import find_program
 from tests.device.process import holds_within
 from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
 from tests.models import spoil_model
@@ -49,9 +49,9 @@ def serving(new_board: Callable[[], Board], project: Reference) -> Board:
 @pytest.fixture(scope="module")
 def repository(serving: Board, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that nginx serves to the board, which is told its address."""
-    program = shutil.which("nginx", path="/usr/sbin:/usr/bin")
+    program = find_program("nginx", "nginx-light")
     if program is None:
-        pytest.skip("nginx is not installed: apt-get install nginx-light")
+        pytest.skip("nginx is not installed, and could not be: apt-get install nginx-light")
     folder = tmp_path_factory.mktemp("nginx")
     root = folder / "www"
     root.mkdir()

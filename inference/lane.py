@@ -43,28 +43,23 @@ from inference.task import Task
 # A zygote imports the runtime first, which a cold, busy board does in seconds.
 _LAUNCH_S = 30.0
 _SLOW_PROBE_S = 0.2
+Log = Callable[[str, Backend, Life], None]
 
 
 class Lane:
     """See the module."""
 
-    def __init__(
-        self,
-        order: LaneOrder,
-        launcher: Launcher,
-        door: ResetDoor,
-        log: Callable[[str, Backend, Life], None],
-    ) -> None:
+    def __init__(self, order: LaneOrder, launcher: Launcher, door: ResetDoor, log: Log) -> None:
         self.backend = order.backend
         self.life = Life()
         self.worker: WorkerProcess | None = None
         self.latencies = Latencies()
         self.restarts = 0
         self.concluded_first_invoke = False
-        self.first_invoke_ms: float | None = None
+        # Of a graph that was kept, and of one that had to be compiled: the first says nothing about the second.
+        self.first_invoke_s: dict[bool, float] = {}
         self.last_oks = 0.0
-        self.message = ""
-        self.remedy = ""
+        self.message = self.remedy = ""
         self.model: Mapping[str, str] = {}
         self.order = order
         self._launcher = launcher
@@ -77,8 +72,6 @@ class Lane:
         self._stage_deadline: float | None = None
         self._fresh = True
         self._compiles = False
-        # What a warm start took says nothing about one that must compile again.
-        self._first_seen_s: dict[bool, float] = {}
         self._golden_at = 0.0
         self._oks_min = 1.0
         self._outcomes: list[Outcome] = []
@@ -220,27 +213,30 @@ class Lane:
         self._task = None
         latency_ms = (now - task.sent_at) * 1000
         if task.kind is Kind.GOLDEN:
-            self._judge(answer, latency_ms, task.late, now)
+            self._judge(answer, latency_ms, task, now)
             return
         self.latencies.add(latency_ms)
         if not task.late:
             self._happened(Answered(), now)
         self._outcomes.append(Posed(answer.sequence, answer.pose))
 
-    def _judge(self, answer: WorkerPose, latency_ms: float, late: bool, now: float) -> None:
+    def _judge(self, answer: WorkerPose, latency_ms: float, task: Task, now: float) -> None:
         if self._fresh:
             self._fresh = False
             self.concluded_first_invoke = True
-            self.first_invoke_ms = max(latency_ms, self.first_invoke_ms or 0.0)
-            seen_s = self._first_seen_s.get(self._compiles, 0.0)
-            self._first_seen_s[self._compiles] = max(seen_s, latency_ms / 1000)
+            seen_s = self.first_invoke_s.get(self._compiles, 0.0)
+            self.first_invoke_s[self._compiles] = max(seen_s, latency_ms / 1000)
         self.last_oks = answer.oks
         passed = answer.oks >= self._oks_min
         reason = Reason.OK if passed else Reason.WRONG_RESULT
         self._outcomes.append(Tested(passed, answer.oks, reason, latency_ms))
         if passed:
-            self._golden_at = now + _SLOW_PROBE_S if late else self._golden_at
-            self._happened(GoldenPassed(late), now)
+            self._golden_at = now + _SLOW_PROBE_S if task.late else self._golden_at
+            worker = self.worker
+            if task.late and self.life.reason is Reason.SLOW and worker is not None and task.starved(worker.pid, now):
+                # A fresh worker would get no more of the CPU than this one: it is not the NPU that is slow.
+                return
+            self._happened(GoldenPassed(task.late), now)
             return
         message = f"cannot trust the {self.backend}: its golden frame has OKS {answer.oks:.3f}, under {self._oks_min}"
         # The CPU computes the same again: then it is the model that is wrong, or its golden pose.
@@ -274,7 +270,7 @@ class Lane:
             raise AssertionError("a token needs a worker")
         soft_s, hard_s = self.latencies.soft_s(self.order.limits), self.latencies.hard_s(self.order.limits)
         if kind is Kind.GOLDEN and self._fresh:
-            soft_s = hard_s = first_invoke_s(self.order.limits, self._first_seen_s.get(self._compiles))
+            soft_s = hard_s = first_invoke_s(self.order.limits, self.first_invoke_s.get(self._compiles))
         self._task = Task.sent(kind, sequence, now, soft_s, hard_s)
         if kind is Kind.GOLDEN:
             self._task.watch(worker.pid, now)
@@ -350,8 +346,8 @@ class Lane:
                 self._golden_at = now
             case Action.DEMOTE:
                 self._golden_at = now + _SLOW_PROBE_S
-                limit = self.order.rules.slow_limit
-                self.message = f"cannot rely on the {self.backend}: it was late {limit} times in a row"
+                late = f"it was late {self.order.rules.slow_limit} times in a row"
+                self.message = f"cannot rely on the {self.backend}: {late}"
                 self._log(self.message, self.backend, self.life)
             case Action.SERVE:
                 self._golden_at = now + self.order.golden_every_s

@@ -336,7 +336,7 @@ class Supervisor:
             "failures": lane.life.failures,
             "restarts": lane.restarts,
             "oks": lane.last_oks,
-            "first_invoke_ms": lane.first_invoke_ms,
+            "first_invoke_ms": max(lane.first_invoke_s.values()) * 1000 if lane.first_invoke_s else None,
             "soft_ms": lane.latencies.soft_s(lane.order.limits) * 1000,
             "hard_ms": lane.latencies.hard_s(lane.order.limits) * 1000,
             "message": lane.message,

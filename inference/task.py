@@ -45,6 +45,10 @@ class Task:
         """Keep book of the worker's CPU from here on. Costs two reads of /proc, so not for frames that are in time."""
         self.watched_at, self.due_s, self.share = now, self.hard_at - now, share_of(pid)
 
+    def starved(self, pid: int, now: float) -> bool:
+        """Whether the worker, watched from the start, had no more than its soft deadline's worth of CPU and sleep."""
+        return had_s(self.share, share_of(pid), now - self.watched_at) < self.soft_at - self.sent_at
+
     def hung(self, pid: int, now: float) -> bool:
         """Whether the worker had all its time and gave no answer; puts the hard deadline off where it had not."""
         if now < self.hard_at:

@@ -96,7 +96,7 @@ def image(work: Path, name: str, files: Mapping[str, bytes | Path], *, compresse
             os.utime(path, (int(EPOCH), int(EPOCH)), follow_symlinks=False)
         options = [f"-T{EPOCH}", f"-U{UUID}", "--all-root", "-x-1"]
         if compressed:
-            options += ["-zlz4hc,12", f"--compress-hints={hints}"]
+            options += ["-zlz4hc,9", f"--compress-hints={hints}"]
         subprocess.run(["mkfs.erofs", "--quiet", *options, out, tree], check=True, stdout=subprocess.DEVNULL)
     return out
 

@@ -31,7 +31,7 @@ from agent.host.wheels import Wheels, build_wheels
 from agent.ports.process import run, run_checked
 
 # Raised when this module makes other bytes of the same inputs.
-_RECIPE = 2
+_RECIPE = 3
 _TIMEOUT_S = 600.0
 _CLUSTER_BYTES = 65536
 _PLAIN = r"\.tflite$"
@@ -170,7 +170,8 @@ def _make(name: str, root: Path, work: Path) -> Path:
         [
             "mkfs.erofs",
             "--quiet",
-            "-zlz4hc,12",
+            # Level 12 takes three times as long and saves 0.3 %.
+            "-zlz4hc,9",
             f"-C{_CLUSTER_BYTES}",
             "-T0",
             "--all-root",

@@ -42,25 +42,24 @@ class MergedReader:
 
     def __init__(self, state: Path) -> None:
         self._active = state / "active"
-        self._known: tuple[object, MergedSet] | None = None
+        self._known: tuple[object, object, MergedSet] | None = None
 
     def read(self) -> MergedSet:
         """The merged names and, per kind, the images, where they are known. Raises `switch-failed`."""
-        marks = self._marks()
+        overlays, active = _overlay_marks(), _mark(self._active, follow=False)
         known = self._known
-        if known is None or known[0] != marks:
+        if known is None or known[:2] != (overlays, active):
+            # What an overlay is made of does not change when somebody moves the link.
+            before = known[2].images if known is not None and known[0] == overlays else {}
             read = {kind: _read_status(kind) for kind in Kind}
+            images = {kind: before.get(kind, self._images(kind, *read[kind])) for kind in Kind}
             merged = MergedSet(
                 {kind: names for kind, (names, _) in read.items()},
                 {kind: _said_time(since) for kind, (_, since) in read.items() if since},
-                {
-                    kind: images
-                    for kind, (names, since) in read.items()
-                    if (images := self._images(kind, names, since)) is not None
-                },
+                {kind: found for kind, found in images.items() if found is not None},
             )
-            self._known = known = (marks, merged)
-        return known[1]
+            self._known = known = (overlays, active, merged)
+        return known[2]
 
     def require(self, wanted: Mapping[Kind, tuple[str, ...]]) -> None:
         """Exactly these names are merged, says systemd, asked anew. Raises `switch-failed`."""
@@ -78,15 +77,6 @@ class MergedReader:
                     {"missing": missing, "surplus": surplus},
                 )
 
-    def _marks(self) -> object:
-        """Differs after every merge: each overlay is a file system of its own, with marker files made anew."""
-        marks: list[tuple[int, ...]] = []
-        for layout in LAYOUTS.values():
-            for where in layout.hierarchies:
-                for path in (Path(where), Path(where, layout.folder, layout.plural)):
-                    marks.append(_mark(path, follow=True))
-        return (*marks, _mark(self._active, follow=False))
-
     def _images(self, kind: Kind, names: tuple[str, ...], since_us: int) -> Mapping[str, str] | None:
         if not names:
             return {}
@@ -98,6 +88,16 @@ class MergedReader:
             return None  # renamed after systemd merged: who knows what it named then
         active = linked_images(self._active / kind)
         return active if tuple(active) == names else None
+
+
+def _overlay_marks() -> object:
+    """Differs after every merge: each overlay is a file system of its own, with marker files made anew."""
+    return [
+        _mark(path, follow=True)
+        for layout in LAYOUTS.values()
+        for where in layout.hierarchies
+        for path in (Path(where), Path(where, layout.folder, layout.plural))
+    ]
 
 
 def _mark(path: Path, *, follow: bool) -> tuple[int, ...]:

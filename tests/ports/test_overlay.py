@@ -6,15 +6,18 @@ What it does to a running system is in tests/device/test_overlay.py.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from agent.contract import errors, release
 from agent.ports import child, image_child, mounts, overlay_child
-from agent.ports.overlay_merged import linked_images, parse_status
+from agent.ports.overlay_merged import MergedReader, linked_images, parse_status
+from agent.ports.protocols import Kind
 
 IMAGE = "4ed17979-6ec5-54c0-88d7-28bb04460ec6"
 
@@ -80,3 +83,40 @@ def test_systemd_s_status_reads_as_names_and_a_time() -> None:
     ]
     assert parse_status(rows) == (("95-a", "98-b"), 1780000000000000)
     assert parse_status([{"hierarchy": "/etc", "extensions": "none", "since": None}]) == ((), 0)
+
+
+OTHER = "59b7ca70-e32f-5e37-98d3-0acf1a2f9dc2"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runtimes whose links have the same names, one of them active, and a systemd that merged 98-pose-model."""
+    for runtime, image in (("r1", IMAGE), ("r2", OTHER)):
+        for kind in Kind:
+            (tmp_path / "runtimes" / runtime / kind).mkdir(parents=True)
+        link = tmp_path / "runtimes" / runtime / "sysext/98-pose-model.raw"
+        link.symlink_to(f"../../../images/{image}.raw")
+    (tmp_path / "active").symlink_to("runtimes/r1")
+    since = int((time.time() + 1) * 1_000_000)
+    for tool, names in (("systemd-sysext", '["98-pose-model"]'), ("systemd-confext", '"none"')):
+        program = tmp_path / tool
+        program.write_text(f"""#!/bin/sh\necho '[{{"extensions": {names}, "since": {since}}}]'\n""")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_what_systemd_merged_is_what_the_older_link_names_and_stays_so_when_somebody_moves_the_link(
+    state: Path,
+) -> None:
+    reader = MergedReader(state)
+    assert reader.read().images == {Kind.SYSEXT: {"98-pose-model": IMAGE}, Kind.CONFEXT: {}}
+    (state / "active").unlink()
+    (state / "active").symlink_to("runtimes/r2")
+    assert reader.read().images[Kind.SYSEXT] == {"98-pose-model": IMAGE}
+
+
+def test_when_the_link_is_younger_than_the_overlay_nobody_knows_the_images(state: Path) -> None:
+    later = time.time_ns() + 60_000_000_000
+    os.utime(state / "active", ns=(later, later), follow_symlinks=False)
+    assert MergedReader(state).read().images == {Kind.CONFEXT: {}}

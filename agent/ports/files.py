@@ -180,8 +180,8 @@ class FileStore:
         """Every image of which a part is there, or what was remembered of one."""
         if not self._images.is_dir():
             return []
-        names = {path.name.partition(".") for path in self._images.iterdir()}
-        return sorted(name for name, _, suffix in names if suffix in _PART_SUFFIXES and _is_id(name))
+        names = (path.name.partition(".") for path in self._images.iterdir())
+        return sorted({name for name, _, suffix in names if suffix in _PART_SUFFIXES and _is_id(name)})
 
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""

@@ -14,6 +14,7 @@ from agent import cli
 from agent.contract.manifest import image_id
 from agent.delta.apply import file_sha256
 from agent.host import transfers
+from agent.host.image import erofs_version
 
 pytestmark = pytest.mark.skipif(shutil.which("mkfs.erofs") is None, reason="mkfs.erofs is not installed")
 
@@ -122,3 +123,9 @@ def test_there_is_nothing_to_refresh_before_the_first_publication(
     assert cli.main(["publish", "-C", str(project.folder), "--refresh"]) == 6
     folder = project.folder / "build/repository/virtual"
     assert f"cannot refresh {folder}: it is not a repository" in capsys.readouterr().err
+
+
+def test_the_manifest_records_the_tools_that_have_a_say_in_the_bytes(project: Publisher) -> None:
+    project.change(0)
+    built = project.run("build", "-C", str(project.folder))
+    assert built["runtime"]["built_with"] == {"mkfs.erofs": erofs_version()}

@@ -55,6 +55,8 @@ _WIDE_LEVEL = 12
 _OPERATION_BYTES = 8
 # A difference that stays above this share of its length is noise: a long search finds nothing more in it.
 _NOISE = 0.2
+# What the quick compressor leaves above this share of its length, the slow one does not make smaller either.
+_HOPELESS = 0.98
 # The slow compressor holds some 90 MiB for each segment it works on.
 _MAX_WORKERS = 4
 
@@ -274,7 +276,7 @@ class _Segment:
     def smallest(self, old: Buffer, new: Buffer) -> Candidate:
         """The smallest way, after the slow compressor tried those that are worth it."""
         best = self.ways[0]
-        if best[0].kind is OpKind.COPY:
+        if best[0].kind is OpKind.COPY or len(best[1]) > _HOPELESS * best[0].length:
             return best
         data = new[self.start : self.start + best[0].length]
         bound = len(best[1]) * _WORTH_TRYING + 64

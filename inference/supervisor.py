@@ -86,11 +86,12 @@ class Supervisor:
         serving = self._serving()
         for lane in self._lanes.values():
             lane.tick(now, frames_wait=frames_wait and lane is serving)
-        self._settle(now)
-        # Twice: a worker found dead when it is asked gives its frame back, and the other lane must have it now.
-        for _ in range(2):
+        # Dispatch first: a worker that has just answered gets its next token before its answer goes out. Again while
+        # something comes of it: one found dead when asked gives its frame back, and the other must have it now.
+        for _ in range(_ATTEMPTS):
             self._dispatch(now)
-            self._settle(now)
+            if not self._settle(now):
+                break
         self._priorities.arrange(self._npu, self._cpu, now)
         self._report_switch(now)
         self._launcher.reap()
@@ -147,11 +148,12 @@ class Supervisor:
             return cpu if cpu_free else None
         return None
 
-    def _settle(self, now: float) -> None:
-        """Act on what the lanes report."""
-        for lane in self._lanes.values():
-            for outcome in lane.collect():
-                self._take(lane, outcome, now)
+    def _settle(self, now: float) -> bool:
+        """Act on what the lanes report; whether they reported anything."""
+        outcomes = [(lane, outcome) for lane in self._lanes.values() for outcome in lane.collect()]
+        for lane, outcome in outcomes:
+            self._take(lane, outcome, now)
+        return bool(outcomes)
 
     def _take(self, lane: Lane, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Tested):

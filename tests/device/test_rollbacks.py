@@ -6,6 +6,7 @@ Each bad set is the reference application with one small extension on top of it.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import subprocess
 import textwrap
@@ -160,6 +161,39 @@ def test_a_configuration_that_lets_the_host_back_in_is_kept_and_rolls_back_at_on
     assert serving.ssh(["cat", "/etc/avocado/note"]).stdout == "kept\n"
     project.avocadoctl("-H", "root@board", "rollback", board=serving, timeout_s=200)
     assert project.status(serving)["runtime"] == before
+
+
+def test_a_dry_run_is_planned_and_nothing_else_remembers_it(serving: Board, project: Reference, tmp_path: Path) -> None:
+    before = project.status(serving)
+    tree = tmp_path / "planned"
+    (tree / "etc/avocado").mkdir(parents=True)
+    (tree / "etc/avocado/note").write_text("planned\n", encoding="utf-8")
+    with on_top(project, tree, "types: [confext]"):
+        document = project.deploy(serving, "--dry-run").document
+    assert document["outcome"] == "planned"
+    newest = json.loads(serving.ssh(["avocadoctl", "-o", "json", "history", "-n", "1"]).stdout)[0]
+    assert (newest["number"], newest["outcome"]) == (document["change"]["number"], "planned")
+    after = project.status(serving)
+    assert (after["runtime"], after["change"]) == (before["runtime"], before["change"])
+
+
+def test_a_new_agent_extension_leaves_the_agent_and_the_services_running(serving: Board, project: Reference) -> None:
+    units = ["avocadod.service", "pose.service"]
+    before = serving.exec(["systemctl", "show", "-P", "MainPID", *units]).stdout
+    path = project.folder / "avocado.yaml"
+    good = path.read_text(encoding="utf-8")
+    (project.folder / "note").write_text("new\n", encoding="utf-8")
+    files = "      usr/lib/userdb/avocado.group:"
+    assert files in good
+    path.write_text(good.replace(files, f"      usr/share/avocado/note: note\n{files}", 1), encoding="utf-8")
+    try:
+        document = project.deploy(serving).document
+    finally:
+        path.write_text(good, encoding="utf-8")
+    assert document["outcome"] == "applied"
+    assert {move["name"] for move in document["moves"] if move["changed"]} == {"avocado-agent"}
+    assert serving.ssh(["cat", "/usr/share/avocado/note"]).stdout == "new\n"
+    assert serving.exec(["systemctl", "show", "-P", "MainPID", *units]).stdout == before
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
 from agent.delta.apply import Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
-from agent.delta.encode import encode_delta, subtract_bytes
+from agent.delta.encode import Effort, encode_delta, subtract_bytes
 from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
 
 NAMED = {ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA}
@@ -78,6 +78,37 @@ def test_a_file_that_moved_by_less_than_a_block_is_copied(tmp_path: Path) -> Non
 def test_an_unchanged_file_is_one_copy(tmp_path: Path) -> None:
     old = noise(4, 3_000_001)
     assert len(round_trip(tmp_path, old, old)) < HEADER_BYTES + 16
+
+
+def retrained(folder: Path) -> tuple[Path, Path]:
+    """A base of noise, and the same with some of it moved, some new, and some text in it."""
+    old = noise(20, 1_300_000)
+    shift = random.Random(21)
+    moved = bytes((byte + shift.choice((-1, 0, 1))) % 256 for byte in old[:700_000])
+    (folder / "old").write_bytes(old)
+    (folder / "new").write_bytes(moved + noise(22, 500_000) + b"some text in it\n" * 9000 + old[1_000_000:])
+    return folder / "old", folder / "new"
+
+
+def test_the_delta_is_the_same_on_one_processor_and_on_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = retrained(tmp_path)
+    found = []
+    for processors in (1, 3):
+        monkeypatch.setattr("os.cpu_count", lambda count=processors: count)
+        encode_delta(old, new, tmp_path / "delta")
+        found.append((tmp_path / "delta").read_bytes())
+    assert found[0] == found[1]
+
+
+def test_a_delta_made_in_a_hurry_is_larger_and_makes_the_same_file(tmp_path: Path) -> None:
+    old, new = retrained(tmp_path)
+    sizes = {}
+    for effort in Effort:
+        encode_delta(old, new, tmp_path / "delta", effort=effort)
+        apply_delta(old, file_chunks(tmp_path / "delta"), tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == new.read_bytes()
+        sizes[effort] = (tmp_path / "delta").stat().st_size
+    assert 0.5 * sizes[Effort.QUICK] < sizes[Effort.BEST] < sizes[Effort.QUICK]
 
 
 @pytest.fixture(scope="module")

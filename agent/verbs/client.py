@@ -209,8 +209,8 @@ def closing_line(record: Record) -> str:
     if record["outcome"] == "planned":
         steps = ", ".join(step["kind"] for step in facts.get("plan") or ())
         return f"{text}; it would run {steps}" if steps else f"{text}; there is nothing to do"
-    if "moved_bytes" in facts and "image_bytes" in facts:
-        text += f", moved {size(facts['moved_bytes'])} of {size(facts['image_bytes'])}"
+    if facts.get("image_bytes"):
+        text += f", moved {size(facts.get('moved_bytes', 0))} of {size(facts['image_bytes'])}"
     if isinstance(facts.get("away_s"), (int, float)):
         text += f", service away {facts['away_s']:.2f} s"
     if facts.get("backend"):

@@ -120,8 +120,8 @@ def _change(entry: ChangeEntry | None) -> str:
         text += f", {entry['step']}"
     text += f", {entry['ended_at'] or entry['started_at']}"
     facts = entry["facts"]
-    if "moved_bytes" in facts and "image_bytes" in facts:
-        text += f", moved {size(facts['moved_bytes'])} of {size(facts['image_bytes'])}"
+    if facts.get("image_bytes"):
+        text += f", moved {size(facts.get('moved_bytes', 0))} of {size(facts['image_bytes'])}"
     if "away_s" in facts:
         text += f", service away {facts['away_s']:.2f} s"
     reason = entry["reason"]

@@ -134,7 +134,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(
     capsys: pytest.CaptureFixture[str],
     interrupt: Callable[[subprocess.Popen[str], Board], None],
 ) -> None:
-    with_ballast(project, tmp_path, seed=len(interrupt.__name__))
+    with_ballast(project, tmp_path, seed=sum(interrupt.__name__.encode()))
     line = [str(TREE / ".venv/bin/avocadoctl"), "-H", BOARD, "deploy", "-C", str(project.folder)]
     deploying = subprocess.Popen(
         line,
@@ -175,6 +175,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(
 def test_a_disk_without_room_refuses_and_the_service_never_stops(
     serving: Board, project: Reference, tmp_path: Path
 ) -> None:
+    wait_until_serving(serving, SERVING_S)
     before = main_pid(serving)
     with_ballast(project, tmp_path, seed=99)
     free = int(serving.exec(["stat", "-f", "-c", "%a %S", "/var/lib/avocado"]).stdout.split()[0])

@@ -51,10 +51,12 @@ build/models/%/model.json: build/assets/.complete build/simnpu/libsimnpu.so $(PR
 	$(PY) -m inference.cli prepare build/assets/movenet-lightning.json $(addprefix --target ,$(TARGETS)) --variant $(VARIANT) --out $(@D)
 	@touch $@
 
-check: setup ## formatting, lint, types, import arrows and every fast test
+lint: setup ## formatting, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+check: lint ## formatting, lint, types, import arrows and every fast test
 	$(PY) -m pytest -q tests/unit tests/change tests/ports tests/bus tests/hostile -m "not long"
 
 test: setup model ## everything, the virtual board included
@@ -123,4 +125,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-prepare bench-switch fuzz-delta format clean
+.PHONY: help setup model lint check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-prepare bench-switch fuzz-delta format clean

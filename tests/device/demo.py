@@ -121,8 +121,9 @@ def hang_the_npu(board: Board, viewer: PoseReader) -> dict[str, Any]:
     inference = json.loads(board.ssh(["avocadoctl", "-o", "json", "status"]).stdout)["inference"]
     began = time.monotonic()
     show(board.ssh(["avocado-infer", "inject", "hang"], timeout_s=HANG_S + 10).stdout)
-    fell = viewer.wait_for(lambda seen: seen.backend == "cpu", 5, since=began)
-    back = viewer.wait_for(lambda seen: seen.backend == "npu", HANG_S, since=fell.at)
+    hung = viewer.wait_for(lambda seen: seen.backend == "cpu" and seen.reason == "hung", 5, since=began)
+    fell = first_of_its_run(viewer.seen, hung)
+    back = viewer.wait_for(lambda seen: seen.backend == "npu", HANG_S, since=hung.at)
     figures = {
         "deadline_ms": round(inference["deadline_ms"]["soft"], 1),
         "first_cpu_answer_ms": round(fell.latency_ms, 1),
@@ -152,6 +153,14 @@ def deploy_bad_model(project: Reference, board: Board, viewer: PoseReader) -> di
     restored = project.status(board)["runtime"]["id"]
     say(f"refused with status {ran.status}; the board serves runtime {restored[:8]} again")
     return {"reason": error["message"], "remedy": error["remedy"], "restored_runtime": restored}
+
+
+def first_of_its_run(seen: list[Seen], one: Seen) -> Seen:
+    """The first answer of the unbroken run of one backend's answers that `one` belongs to."""
+    at = seen.index(one)
+    while at > 0 and seen[at - 1].backend == one.backend:
+        at -= 1
+    return seen[at]
 
 
 def lost(seen: list[Seen], start: float, end: float) -> int:

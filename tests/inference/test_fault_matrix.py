@@ -1,7 +1,7 @@
 """Each fault wherever it can occur, twice in a row while the NPU recovers: `make fault-matrix` prints what happened.
 
-After each one: every frame was answered, with the reason on the link (which the bus and the page show) and in the log
-(which the journal gets); the NPU is back; no process and no descriptor is left. Times are printed, never asserted.
+After each one: every frame was answered, with the reason on the link, on the bus and in the log (which the journal
+gets); the NPU is back; no process and no descriptor is left. Times are printed, never asserted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import pytest
 
 from inference.link import SupervisorLink
 from inference.policy import Backend, Reason
+from tests.bus.private_bus import private_bus
+from tests.inference.listener import Listener, listening
 from tests.inference.rig import ROOT, Camera, Rig, no_process_left, open_descriptors
 
 
@@ -121,6 +123,12 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[list[str]]:
                 terminal.write_line(row)
 
 
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with private_bus(tmp_path_factory.mktemp("bus")) as address:
+        yield address
+
+
 def begin(rig: Rig, link: SupervisorLink, cell: Cell) -> None:
     """Make the fault happen at its stage."""
     if cell.mode == "gone":
@@ -141,7 +149,7 @@ def end(rig: Rig) -> None:
     rig.inject("ok")
 
 
-async def met(link: SupervisorLink, camera: Camera, cell: Cell) -> None:
+async def met(link: SupervisorLink, camera: Camera, listener: Listener, cell: Cell) -> None:
     """Frames until the fault has been told with its reason, and met by two workers in a row where it persists."""
     if cell.stage is Stage.SELF_TEST:
         tested = await link.self_test()
@@ -153,24 +161,33 @@ async def met(link: SupervisorLink, camera: Camera, cell: Cell) -> None:
         assert link.state.restarts == restarts, "a fresh worker may have to compile: a slow one is kept"
     elif cell.mode != "kill" and cell.stage is not Stage.SELF_TEST:
         await camera.until(lambda _: link.state.restarts >= restarts + 2)
+    await camera.until(lambda _: listener.heard(cell.reason))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_fault_is_answered_by_the_cpu_told_and_survived(
-    rig: Rig, cell: Cell, outcomes: list[str], caplog: pytest.LogCaptureFixture
+    rig: Rig,
+    cell: Cell,
+    bus: str,
+    outcomes: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", bus)
+
     async def scenario() -> Outcome:
-        async with rig.running(**cell.changes) as link:
+        async with rig.running(**cell.changes) as link, listening(link, bus) as listener:
             camera = Camera(link)
             await camera.until(lambda answer: answer.backend is Backend.NPU)
             descriptors, workers = open_descriptors(link.pid), link.state.restarts
             begin(rig, link, cell)
-            await met(link, camera, cell)
+            await met(link, camera, listener, cell)
             await camera.until(lambda _: cell.reason in {getattr(record, "REASON", None) for record in caplog.records})
             end(rig)
             since = time.monotonic()
             answer = await camera.until(lambda answer: answer.backend is Backend.NPU)
             assert (answer.reason, answer.fell_back) == (Reason.OK, False)
+            await camera.until(lambda _: listener.switches[-1] == (Backend.CPU, Backend.NPU, Reason.OK))
             back_ms = (time.monotonic() - since) * 1000
             await camera.until(lambda _: open_descriptors(link.pid) == descriptors)
             wrong = sum(camera.oks(answer) < 0.9 for answer in camera.answers)

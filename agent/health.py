@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 # Backend reasons that a retry does not cure; the others (busy, hung, crashed ...) get the NPU's time.
-HOPELESS = frozenset({"wrong-result", "bad-model", "refused", "no-npu", "quarantined"})
+HOPELESS = frozenset({"wrong-result", "bad-model", "mismatch", "refused", "no-npu", "quarantined"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class InferenceState:
     nodes: tuple[str, ...]
     settle_s: float
     contexts: int
+    message: str = ""  # what is wrong, in the service's own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +205,10 @@ def _satisfies(backend: str, inference: InferenceState) -> bool:
 
 
 def _off_required(inference: InferenceState) -> str:
+    why = f"({inference.reason})" + (f": {inference.message}" if inference.message else "")
     if inference.backend == "none":
-        return f"no backend can run model {inference.model} ({inference.reason})"
-    return f"model {inference.model} requires the NPU, but the backend is {inference.backend} ({inference.reason})"
+        return f"no backend can run model {inference.model} {why}"
+    return f"model {inference.model} requires the NPU, but the backend is {inference.backend} {why}"
 
 
 def _on_required(inference: InferenceState) -> bool:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from inference.errors import InferenceError
+from inference.pairing import ALWAYS, Rule
 from inference.policy import Rung
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -35,6 +36,26 @@ class Delegate(_Table):
     path: str
     options: dict[str, str] = Field(default_factory=dict)
     operators: tuple[str, ...] = ()
+
+
+class Pairing(_Table):
+    """How near this board's version of something must be to what a model file was made for, and where it is found.
+
+    One of `text` (it stands here), `file` (its first line), `module` (a kernel module's version) and `symbol` (a
+    function of the delegate's library that returns text).
+    """
+
+    rule: Rule
+    text: str = ""
+    file: str = ""
+    module: str = ""
+    symbol: str = ""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Pairing:
+        if sum(map(bool, (self.text, self.file, self.module, self.symbol))) != 1:
+            raise ValueError("a pairing needs exactly one of text, file, module and symbol")
+        return self
 
 
 class Deadlines(_Table):
@@ -135,12 +156,15 @@ class Accelerator(_Table):
     deadlines: Deadlines = Deadlines()
     recovery: Recovery = Recovery()
     reset: Reset = Reset()
+    pairing: dict[str, Pairing] = Field(default_factory=dict)
     resources: Resources = Resources()
 
     @model_validator(mode="after")
     def _delegate_where_npu(self) -> Accelerator:
         if (self.kind == "npu") != (self.delegate is not None):
             raise ValueError("a profile of kind npu needs a [delegate], and one of kind cpu has none")
+        if known := self.pairing.keys() & ALWAYS.keys():
+            raise ValueError(f"pairing: {', '.join(sorted(known))} is checked on every board")
         return self
 
 

@@ -29,6 +29,9 @@ from inference.errors import InferenceError
 from inference.tensors import dequantize
 
 RUNTIME_VERSION = str(getattr(sys.modules[RUNTIME], "__version__", ""))
+_SCHEMA = "3"
+# LiteRT began at this TensorFlow Lite and counts anew; operators are dated by the old count.
+_LITERT_BEGAN = "2.17.0"
 Array = npt.NDArray[Any]
 
 
@@ -51,6 +54,14 @@ class LiteRt:
         self._interpreter.invoke()
         get = self._interpreter.get_tensor
         return {name: dequantize(get(index), scale, zero) for name, (index, scale, zero) in self._outputs.items()}
+
+
+def versions() -> dict[str, str]:
+    """What this runtime is, in the words of a model file's record."""
+    runtime = f"{RUNTIME} {RUNTIME_VERSION}"
+    if RUNTIME == "ai_edge_litert":
+        runtime = f"TensorFlow Lite {_LITERT_BEGAN} ({runtime})"
+    return {"schema": _SCHEMA, "runtime": runtime}
 
 
 def create_delegate(path: str, options: Mapping[str, str]) -> Any:

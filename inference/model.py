@@ -71,6 +71,12 @@ class Model:
         self._require(accelerator)
         return self.folder / self.document.files[accelerator].path
 
+    def made_for(self, accelerator: str) -> dict[str, str]:
+        """The versions this accelerator's file was made with and for."""
+        self._require(accelerator)
+        file = self.document.files[accelerator]
+        return {**file.toolchain, **file.pairing}
+
     def golden_pose(self, accelerator: str) -> tuple[tuple[float, float, float], ...]:
         """The 17 rows (y, x, score) this accelerator gave for the golden frame when the model was prepared."""
         self._require(accelerator)

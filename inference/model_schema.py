@@ -55,12 +55,13 @@ class OutputContract(_Part):
 
 
 class ModelFile(_Part):
-    """What one accelerator loads, and who made it."""
+    """What one accelerator loads, who made it, and what it was made for."""
 
     path: FileName
     sha256: Sha256
     recipe: str
     toolchain: dict[str, str]
+    pairing: dict[str, str] = Field(default_factory=dict)
 
 
 class Golden(_Part):

@@ -124,6 +124,7 @@ def _npu_lane(accelerator: Accelerator, model_dir: Path, cache_dir: Path) -> Lan
         "nodes": list(accelerator.nodes),
         "env": dict(accelerator.env),
         "modules": list(accelerator.modules),
+        "pairing": {what: one.model_dump(mode="json") for what, one in accelerator.pairing.items()},
         "cache_dir": str(cache_dir),
     }
     rules = Rules(
@@ -153,7 +154,7 @@ def _npu_lane(accelerator: Accelerator, model_dir: Path, cache_dir: Path) -> Lan
 
 def _cpu_lane(accelerator: Accelerator, model_dir: Path) -> LaneOrder:
     share = accelerator.resources.cpu
-    order: dict[str, Any] = {"accelerator": "cpu", "delegate": None, "operators": [], "nodes": []}
+    order: dict[str, Any] = {"accelerator": "cpu", "delegate": None, "operators": [], "nodes": [], "pairing": {}}
     return LaneOrder(
         backend=Backend.CPU,
         # Contexts: nothing is held exclusively, so a stuck CPU worker never keeps the next one from starting.

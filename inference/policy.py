@@ -47,6 +47,7 @@ class Reason(StrEnum):
     BUSY = "busy"
     DEVICE_GONE = "device-gone"
     BAD_MODEL = "bad-model"
+    MISMATCH = "mismatch"
     QUARANTINED = "quarantined"
     IDLE = "idle"
 

@@ -27,8 +27,10 @@ from inference.backend import Backend
 from inference.compiled import CompiledGraphs, compiled_graphs, driver_identity, wanted
 from inference.errors import InferenceError
 from inference.frames import SIDE, SLOTS, FrameRing
+from inference.installed import installed_versions
 from inference.model import Model, load_centre_weight, load_golden_frame, load_model
 from inference.operators import check_operators
+from inference.pairing import ALWAYS, Rule, mismatch
 from inference.policy import Reason
 from inference.pose import decode_heads, golden_oks
 from inference.records import RECORD_LIMIT, Kind, Token, WorkerPose, pack_note
@@ -141,7 +143,11 @@ def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseMod
     if model.input_size != SIDE:
         cause = InferenceError(f"cannot use {model.name}: its input is {model.input_size} pixels, frames have {SIDE}")
         raise StageError(Reason.BAD_MODEL, cause, permanent=True)
-    delegate, graphs = _create(order, file) if order["delegate"] else (None, None)
+    delegate, graphs = None, None
+    if order["delegate"]:
+        delegate, graphs = _create(order, model, file)
+    else:
+        _check_pairing(order, model)
     os.write(answers_out, pack_note({"stage": "prepare"}))
     names = model.document.output.names
     heads = (names.center, names.regress, names.heatmap, names.offset)
@@ -156,7 +162,7 @@ def _prepare(order: Mapping[str, Any], answers_out: int) -> tuple[Model, PoseMod
         raise StageError(Reason.BAD_MODEL, error, permanent=True) from error
 
 
-def _create(order: Mapping[str, Any], file: Path) -> tuple[Any, CompiledGraphs | None]:
+def _create(order: Mapping[str, Any], model: Model, file: Path) -> tuple[Any, CompiledGraphs | None]:
     if missing := _missing(order):
         cause = InferenceError(f"cannot use the accelerator: {missing} does not exist", "load the driver, or replug it")
         raise StageError(Reason.DEVICE_GONE, cause)
@@ -168,9 +174,18 @@ def _create(order: Mapping[str, Any], file: Path) -> tuple[Any, CompiledGraphs |
             options, env = graphs.fill_in(options), graphs.fill_in(env)
         # Vendors' libraries read it while they are loaded.
         os.environ.update(env)
+        _check_pairing(order, model)
         return litert.create_delegate(path, options), graphs
     except litert.DelegateRefusedError as error:
         raise StageError(_refusal(error), error) from error
+
+
+def _check_pairing(order: Mapping[str, Any], model: Model) -> None:
+    sources = order["pairing"]
+    found = litert.versions() | installed_versions(sources, order["delegate"]["path"] if sources else "")
+    rules = {**ALWAYS, **{what: Rule(source["rule"]) for what, source in sources.items()}}
+    if wrong := mismatch(model.made_for(order["accelerator"]), found, rules):
+        raise StageError(Reason.MISMATCH, wrong.error(model.name, order["accelerator"]), permanent=True)
 
 
 def _graphs(order: Mapping[str, Any], file: Path) -> CompiledGraphs:

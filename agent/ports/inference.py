@@ -91,6 +91,7 @@ def parse_state(document: dict[str, Any]) -> InferenceState:
             nodes=tuple(str(node) for node in accelerator.get("nodes") or ()),
             settle_s=float(accelerator.get("settle_s") or 0.0),
             contexts=int(accelerator.get("contexts") or 0),
+            message=str(document.get("message") or ""),
         )
     except (KeyError, AttributeError, TypeError, ValueError) as cause:
         raise _unhealthy(f"cannot read the pose service's state: {cause!r}") from cause

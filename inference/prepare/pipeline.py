@@ -21,12 +21,14 @@ import numpy as np
 from inference import litert
 from inference.accelerator import load_accelerator
 from inference.errors import InferenceError
+from inference.installed import installed_versions
 from inference.measure.placement import Placement, place
 from inference.model import write_document
 from inference.prepare.calibrate import Pictures
 from inference.prepare.document import digest_of, refuse_overlap, requirements_for, sha256, toolchain
 from inference.prepare.evaluate import Agreement, require
 from inference.prepare.graph import Array
+from inference.prepare.made_for import made_for
 from inference.prepare.neutron import convert_for, find_converter
 from inference.prepare.pictures import list_pictures, load_pictures
 from inference.prepare.progress import bar
@@ -141,6 +143,8 @@ def prepare_model(job: Job, say: Say) -> None:
             say(f"{accelerator} ({how}): {agreement.summary()}")
             answers[accelerator] = answering(judge.golden)
             _record(document, accelerator, file, folder, (agreement, how))
+            pairing = _pairing(accelerator, file.content, _library(accelerator, job.delegate))
+            document["files"][accelerator]["pairing"] = pairing
             _record_placement(document, job, accelerator, (file, folder), say)
         document["golden"] |= source.contract.golden(answers)
         document["digests"] = {name: sha256(folder / name) for name in arrays}
@@ -215,6 +219,16 @@ def _answering(job: Job, accelerator: str, file: _File, path: Path, source: Sour
 def find_delegate(accelerator: str, named: Path | None) -> Any | None:
     """The accelerator's delegate with its profile's options, where this machine has it."""
     profile = load_accelerator(accelerator).delegate
+    path = _library(accelerator, named)
+    if profile is None or path is None:
+        return None
+    # The board's node and control file are the board's; the operators it claims are what matters here.
+    options = {key: value for key, value in profile.options.items() if key in ("ops", "max_nodes")}
+    return litert.create_delegate(str(path), options)
+
+
+def _library(accelerator: str, named: Path | None) -> Path | None:
+    profile = load_accelerator(accelerator).delegate
     if profile is None:
         return None
     path = named or Path(profile.path)
@@ -224,9 +238,15 @@ def find_delegate(accelerator: str, named: Path | None) -> Any | None:
         if named is not None:
             raise InferenceError(f"cannot load delegate {named}: it does not exist")
         return None
-    # The board's node and control file are the board's; the operators it claims are what matters here.
-    options = {key: value for key, value in profile.options.items() if key in ("ops", "max_nodes")}
-    return litert.create_delegate(str(path), options)
+    return path
+
+
+def _pairing(accelerator: str, content: bytes, library: Path | None) -> dict[str, str]:
+    """What the file asks of its board: what it says itself, and what it was tried with on this machine."""
+    if library is None:
+        return made_for(content)
+    told = {what: one.model_dump() for what, one in load_accelerator(accelerator).pairing.items() if not one.text}
+    return installed_versions(told, str(library)) | made_for(content)
 
 
 def _describe(job: Job, source: Source, requirements: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from inference.prepare.graph import Activation, Array, Kind, Layer, Net, Padding
 
 SIGNATURE = "serving_default"
 # Operator code and version of each kind. RESIZE 3 has half-pixel centres; CONV and DEPTHWISE 3 take int8.
-_OPERATORS = {
+OPERATORS = {
     Kind.CONV: (schema.BuiltinOperator.CONV_2D, 3),
     Kind.DEPTHWISE: (schema.BuiltinOperator.DEPTHWISE_CONV_2D, 3),
     Kind.ADD: (schema.BuiltinOperator.ADD, 2),
@@ -32,7 +32,7 @@ _OPERATORS = {
     Kind.RESHAPE: (schema.BuiltinOperator.RESHAPE, 1),
     Kind.SOFTMAX: (schema.BuiltinOperator.SOFTMAX, 2),
 }
-_QUANTIZE = (schema.BuiltinOperator.QUANTIZE, 2)
+QUANTIZE = (schema.BuiltinOperator.QUANTIZE, 2)
 _TYPES = {
     "float32": schema.TensorType.FLOAT32,
     "int8": schema.TensorType.INT8,
@@ -103,12 +103,12 @@ class FileWriter:
     def layer(self, layer: Layer, inputs: Sequence[int], output: int) -> None:
         """Add the operator of a layer whose tensors are already there."""
         kind, options = _options(layer)
-        self._operator(_OPERATORS[layer.kind], inputs, output, kind, options)
+        self._operator(OPERATORS[layer.kind], inputs, output, kind, options)
 
     def quantize(self, source: int, output: int) -> None:
         """Add a QUANTIZE, which changes one code into another."""
         options = schema.QuantizeOptionsT()
-        self._operator(_QUANTIZE, [source], output, schema.BuiltinOptions.QuantizeOptions, options)
+        self._operator(QUANTIZE, [source], output, schema.BuiltinOptions.QuantizeOptions, options)
 
     def _operator(self, code: tuple[int, int], inputs: Sequence[int], output: int, kind: int, options: Any) -> None:
         if code not in self._codes:

@@ -14,6 +14,7 @@ const REASONS = {
   "busy": "Another process holds the NPU",
   "device-gone": "The NPU's device node is gone",
   "bad-model": "The NPU cannot load the model",
+  "mismatch": "The model was made for another version of what this board has",
   "quarantined": "The NPU's worker cannot be ended",
   "idle": "The NPU was closed while nobody asked, and is opening again",
 };

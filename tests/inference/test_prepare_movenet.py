@@ -14,6 +14,7 @@ from inference import litert
 from inference.cli import main
 from inference.model import load_centre_weight, load_golden_frame, load_model
 from inference.pose import decode_heads, golden_oks
+from inference.prepare import made_for, writer
 from tests import models
 
 pytestmark = pytest.mark.timeout(240)
@@ -111,6 +112,18 @@ def test_an_ethos_u_takes_every_operator_in_one_piece_beside_the_file_the_cpu_fa
     model = load_model(prepared)
     assert b"ethos-u" in model.file_for("imx93-ethosu").read_bytes()
     assert model.file_for("cpu") == model.file_for("virtual")
+
+
+def test_every_file_records_what_it_was_made_for(prepared):
+    files = models.read(prepared)["files"]
+    said = {"schema": "3", "runtime": "2.2.0"}
+    assert files["cpu"]["pairing"] == said
+    assert files["virtual"]["pairing"] == {**said, "delegate": "1.0.0"}
+    assert files["imx93-ethosu"]["pairing"] == {"schema": "3", "npu": "ethos-u65-256", "command-stream": "0"}
+
+
+def test_every_operator_that_is_written_is_dated():
+    assert {*writer.OPERATORS.values(), writer.QUANTIZE} == made_for.SINCE.keys()
 
 
 def test_every_target_keeps_requirements_of_its_own(prepared):

@@ -181,6 +181,49 @@ def test_a_model_not_prepared_for_this_npu_is_served_by_the_cpu_with_the_reason(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("what", "made_for", "cause"),
+    [
+        ("delegate", "2.0.0", "its file was made for delegate 2.0.0, and this board has 1.0.0"),
+        ("schema", "4", "its file needs schema 4 or later, and this board has 3"),
+    ],
+)
+def test_a_file_made_for_another_version_is_never_loaded_on_the_npu_and_both_are_named(
+    rig: Rig, what: str, made_for: str, cause: str
+) -> None:
+    rig.model_dir = spoiled_copy(rig.folder)
+    document = read(rig.model_dir)
+    document["files"]["virtual"]["pairing"][what] = made_for
+    write(rig.model_dir, document)
+
+    async def scenario() -> None:
+        async with rig.running(wait=False, options={"log": str(rig.folder / "npu-log")}) as link:
+            answer = await Camera(link).until(lambda answer: answer.reason is Reason.MISMATCH)
+            assert answer.backend is Backend.CPU
+            assert link.state.message == f"cannot run movenet-lightning on virtual: {cause}"
+            assert link.state.phase is Phase.GAVE_UP
+        assert not (rig.folder / "npu-log").exists()
+
+    asyncio.run(scenario())
+
+
+def test_the_cpu_too_refuses_a_file_that_needs_a_later_runtime(rig: Rig) -> None:
+    rig.model_dir = spoiled_copy(rig.folder)
+    document = read(rig.model_dir)
+    document["files"]["cpu"]["pairing"]["runtime"] = "99.0"
+    write(rig.model_dir, document)
+
+    async def scenario() -> None:
+        async with rig.running(wait=False) as link:
+            await link.wait_serving(WAIT_S, backend=Backend.NPU)
+            lane = link.state.backends[Backend.CPU]
+            assert lane["message"].startswith(
+                "cannot run movenet-lightning on cpu: its file needs runtime 99.0 or later"
+            )
+
+    asyncio.run(scenario())
+
+
 def test_a_supervisor_that_dies_takes_its_workers_along_and_the_link_says_so(rig: Rig) -> None:
     async def scenario() -> None:
         async with rig.running() as link:

@@ -225,9 +225,11 @@ static Status delegate_prepare(Context *context, Delegate *delegate) {
     return status;
 }
 
-/* ---- what the runtime looks up by name ---- */
+/* ---- what the runtime, and the service before it, look up by name ---- */
 
 #define EXPORT __attribute__((visibility("default")))
+
+EXPORT const char *simnpu_version(void) { return SIMNPU_VERSION; }
 
 EXPORT Delegate *tflite_plugin_create_delegate(char **keys, char **values, size_t count, void (*report)(const char *)) {
     char error[TEXT_LIMIT] = "";

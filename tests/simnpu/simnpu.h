@@ -9,6 +9,7 @@
 #pragma once
 #include "abi.h"
 
+#define SIMNPU_VERSION "1.0.0"
 #define TEXT_LIMIT 512
 
 typedef struct {

@@ -69,6 +69,14 @@ def test_ten_lines_are_a_profile(tmp_path: Path) -> None:
             ("[deadlines]\nfirst_invoke_s = 120", "[reset]\nlimits = { reboot = 1 }"),
             "limits names reboot, which the ladder does not have",
         ),
+        (
+            ("[deadlines]\nfirst_invoke_s = 120", '[pairing.npu]\nrule = "same"'),
+            "a pairing needs exactly one of text, file, module and symbol",
+        ),
+        (
+            ("[deadlines]\nfirst_invoke_s = 120", '[pairing.runtime]\nrule = "same"\ntext = "2.14.0"'),
+            "pairing: runtime is checked on every board",
+        ),
         (('name = "board"', 'name = "A Board"'), "name: String should match pattern"),
         (("[delegate]", "[delegate"), "Expected ']'"),
     ],

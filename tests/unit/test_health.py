@@ -116,6 +116,12 @@ INFERENCE = [
         POLICY.hopeless_s,
     ),
     (
+        "the model was made for another delegate than this board's",
+        lambda t: at_30_fps(t, backend="cpu", reason="mismatch", message="made for delegate 2, this board has 1"),
+        "model movenet 2 requires the NPU, but the backend is cpu (mismatch): made for delegate 2, this board has 1",
+        POLICY.hopeless_s,
+    ),
+    (
         "no backend passes its golden frame",
         lambda t: replace(SERVING, backend="none", reason="wrong-result", first_invoke_done=False),
         "no backend can run model movenet 2 (wrong-result)",

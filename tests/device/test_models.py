@@ -50,9 +50,9 @@ def test_a_model_made_for_another_delegate_is_taken_back_naming_both_versions(
     error = ran.document["error"]
     assert (ran.status, error["code"], ran.document["outcome"]) == (43, "unhealthy", "reverted"), ran
     assert error["message"] == (
-        "cannot confirm the new set: model movenet-lightning 4.1-other-delegate requires the NPU, but the backend is cpu "
-        "(mismatch): cannot run movenet-lightning on virtual: its file was made for delegate 2.0.0, and this board has "
-        "1.0.0"
+        "cannot confirm the new set: model movenet-lightning 4.1-other-delegate requires the NPU, but the backend is "
+        "cpu (mismatch): cannot run movenet-lightning on virtual: its file was made for delegate 2.0.0, and this board "
+        "has 1.0.0"
     )
     wait_until_serving(serving, SERVING_S)
     after = project.status(serving)

@@ -13,6 +13,11 @@ from inference.cli import main
 from tests.inference.rig import LIBRARY, MODEL, Rig, no_process_left
 from tests.models import placeholder_model
 
+KEYS = [
+    *("accelerator", "passed", "backend", "reason", "oks", "first_invoke_ms", "latency_p50_ms", "latency_p95_ms"),
+    *("model", "version", "runtime", "message", "remedy"),
+]
+
 
 def profile(rig: Rig) -> Path:
     path = rig.folder / "accelerator.toml"
@@ -39,6 +44,7 @@ def tried(
     status = main(["try", "--model", str(model), "--profile", str(profile(rig)), "-o", "json", *arguments])
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     asyncio.run(no_process_left())
+    assert list(result) == KEYS
     return status, result
 
 

@@ -18,6 +18,7 @@ from agent.contract.errors import OperationError
 from agent.contract.manifest import Extension
 from agent.extensions import Problem, commands, modules
 from agent.observe import Disk, owned_by
+from agent.order import in_start_order
 from agent.ports.protocols import Kind, Overlay, Store, Units
 
 _LOG = logging.getLogger("avocado.boot")
@@ -47,7 +48,8 @@ class BootHalf:
             *(argv for release in keys for argv in commands(release, _ON_MERGE)),
         ):
             problems += _attempt(partial(self._units.run, argv, command_timeout_s))
-        for name in owned_by(extensions, releases):
+        owned = owned_by(extensions, releases)
+        for name in in_start_order(owned, self._units.relations(owned)):
             problems += _attempt(partial(self._units.start, name, start_timeout_s))
         problems += damaged(self._disk.store, extensions)
         self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")

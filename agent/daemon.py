@@ -26,6 +26,7 @@ from dbus_fast.aio import MessageBus
 from agent import VERSION
 from agent.boot import BootHalf
 from agent.bus import AgentBus, Board
+from agent.bystanders import BystanderFinder
 from agent.change import events
 from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
@@ -41,10 +42,11 @@ from agent.drift import Left
 from agent.extensions import Problem
 from agent.observe import Disk, Observer, identify
 from agent.ports.clock import SystemClock
-from agent.ports.fetch import HttpFetcher
+from agent.ports.fetch import HttpFetcher, answers
 from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.images import MountedImages
 from agent.ports.inference import BusInference
+from agent.ports.mapped import ProcMappings
 from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
 from agent.ports.npu import ProcNpu
 from agent.ports.overlay import choose_overlay
@@ -59,7 +61,6 @@ from agent.trust_state import Watch
 
 _INFERENCE_TIMEOUT_S = 2.0
 _SETTLE_TIMEOUT_S = 30.0
-_TIMESTAMP_BYTES = 16 * 1024
 _LOG = logging.getLogger("avocado.daemon")
 
 
@@ -134,6 +135,7 @@ class Parts:
     sources: OpenSources
     confirmation: Confirmation
     observer: Observer
+    bystanders: BystanderFinder
     boot: BootHalf
     inference: BusInference
     settle: Callable[[float], None]
@@ -175,7 +177,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         source_for=sources.open,
         clock=clock,
         confirmation=confirmation,
-        reach=lambda server: _answers(HttpFetcher(server, cancelled=signals.is_cancelled)),
+        reach=lambda server: answers(HttpFetcher(server, cancelled=signals.is_cancelled)),
     )
     # The state folder of another place is not what systemd merges from.
     root = Path("/") if state == Config().state_dir else None
@@ -187,6 +189,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         sources=sources,
         confirmation=confirmation,
         observer=Observer(identity, disk, overlay, units, inference),
+        bystanders=BystanderFinder(ProcMappings(), images, store, units),
         boot=BootHalf(disk, overlay, units, config.run_dir / "boot-half.json"),
         inference=inference,
         settle=overlay.settle,
@@ -204,7 +207,7 @@ class Daemon:
         self._start_problems: list[Problem] = []
         self._left = Left()
         self._trust = Watch(config.state_dir / "metadata")
-        planner = Planner(parts.observer, parts.journal, parts.sources)
+        planner = Planner(parts.observer, parts.journal, parts.sources, parts.bystanders)
         self.changes = Changes(
             parts.engine, planner, signals.cancelled, parts.sources.close, self._news, parts.confirmation
         )
@@ -363,18 +366,6 @@ def _said_of(switching: Switching) -> tuple[int, str]:
     if switching.reason:
         return logging.WARNING, f"extensions are switched by systemd's reload, with a gap: {switching.reason}"
     return logging.INFO, "extensions are switched without a gap"
-
-
-def _answers(server: HttpFetcher) -> bool:
-    try:
-        for _ in server.get("metadata/timestamp.json", _TIMESTAMP_BYTES):
-            pass
-    except OperationError as error:
-        _LOG.info("%s", error.message)
-        return False
-    finally:
-        server.close()
-    return True
 
 
 def _board(state: Path) -> dict[str, Any]:

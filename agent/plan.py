@@ -52,13 +52,26 @@ class NpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Bystanders:
+    """What no extension owns and a change must stop all the same, for the images that it takes away.
+
+    `units` map a file of such an image, or go down with a unit that is stopped. `unread`: processes of which nobody
+    could tell in time.
+    """
+
+    units: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The board before the change, gathered by the daemon from its ports.
 
     `images` maps every complete image to its size in bytes. `releases` has the extension-release keys of images on
     the board, by image id and kind, as far as they could be read. `services` has the state of every unit that
-    `owned_services(releases of the shown set)` names. `last_npu` comes from the newest change record whose facts have
-    `npu`. `after_stuck`: the last change ended stuck, so a stopped service is not a wish.
+    `owned_services(releases of the shown set)` names. `bystanders` belong to the images that `leaving` names.
+    `last_npu` comes from the newest change record whose facts have `npu`. `after_stuck`: the last change ended stuck,
+    so a stopped service is not a wish.
     """
 
     target: str
@@ -77,6 +90,7 @@ class Observed:
     inference: InferenceState | None = None
     last_npu: NpuFacts | None = None
     after_stuck: bool = False
+    bystanders: Bystanders = field(default_factory=Bystanders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,7 @@ class Wanted:
 
 
 AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
+BUS_UNITS = ("dbus.service", "dbus-broker.service")  # and over these it asks for everything
 INFERENCE_UNIT = "pose.service"  # answers as org.avocado.Inference1
 CONFIRM_WITHIN_S = 60.0
 SPARE_BYTES = 16 * 1024 * 1024  # manifests, records, and room for the journal of the base
@@ -113,7 +128,7 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     steps: list[StepSpec] = []
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
-    steps += _switch(observed, shown, manifest, whole=wanted.kind not in _MOVES)
+    steps += _switch(observed, shown, manifest, wanted.kind)
     if wanted.kind is ChangeKind.DEPLOY and _touches_etc(shown, manifest):
         steps.append(_confirmed(wanted, manifest))
     if manifest.id != observed.active:
@@ -135,6 +150,24 @@ def shown_runtime(observed: Observed) -> Manifest | None:
         return None
     merged = {(kind, name) for kind, names in observed.merged.names.items() for name in names}
     return active if any((kind, name) in merged for kind, names in _links(active).items() for name in names) else None
+
+
+def leaving(observed: Observed, wanted: Wanted) -> list[Extension]:
+    """The extensions whose images the change takes out of the running overlay, or lays anew."""
+    shown = shown_runtime(observed)
+    return _difference(shown, None if wanted.kind is ChangeKind.UNMERGE else wanted.manifest, wanted.kind)[0]
+
+
+def _difference(
+    shown: Manifest | None, to: Manifest | None, kind: ChangeKind
+) -> tuple[list[Extension], list[Extension]]:
+    """What leaves and what comes. Where the overlay is laid anew although its images may be the same, that is all."""
+    old = list(shown.extensions) if shown else []
+    new = list(to.extensions) if to else []
+    if kind not in _MOVES:
+        return old, new
+    same = {(e.name, e.image_id) for e in old} & {(e.name, e.image_id) for e in new}
+    return [e for e in old if (e.name, e.image_id) not in same], [e for e in new if (e.name, e.image_id) not in same]
 
 
 def check_board(observed: Observed, kind: ChangeKind, manifest: Manifest) -> None:
@@ -241,20 +274,12 @@ def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) ->
     return True
 
 
-def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, whole: bool) -> list[StepSpec]:
-    """The running overlay shows `to`, with the services of whatever changes stopped meanwhile.
-
-    `whole`: the overlay is laid anew although its images may be the same, so every service is affected.
-    """
-    old = list(shown.extensions) if shown else []
-    new = list(to.extensions) if to else []
-    if not whole:
-        same = {(e.name, e.image_id) for e in old} & {(e.name, e.image_id) for e in new}
-        old = [e for e in old if (e.name, e.image_id) not in same]
-        new = [e for e in new if (e.name, e.image_id) not in same]
+def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kind: ChangeKind) -> list[StepSpec]:
+    """The running overlay shows `to`, with the services of whatever changes stopped meanwhile."""
+    old, new = _difference(shown, to, kind)
     units = _units_of(observed, old)
     stopped = [u for u in units if not observed.after_stuck and _is_stopped(observed.services.get(u))]
-    images, leaving = [_plain(e) for e in new], [_plain(e) for e in old]
+    images, gone = [_plain(e) for e in new], [_plain(e) for e in old]
     affected = {"units": units, "images": images}
     overlay = {
         "from": shown.id if shown else None,
@@ -265,12 +290,12 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, *, 
     steps = []
     if old or new:
         steps += [
-            StepSpec("stop_services", affected | {"leaving": leaving}),
+            StepSpec("stop_services", affected | {"leaving": gone, "unread": list(observed.bystanders.unread)}),
             StepSpec("release_npu", affected | _npu(observed)),
         ]
     steps += [
         StepSpec("switch_overlay", overlay),
-        StepSpec("reload", {"images": images, "leaving": leaving}),
+        StepSpec("reload", {"images": images, "leaving": gone}),
     ]
     if to is not None:
         starting = affected | {"stay_stopped": stopped}
@@ -301,7 +326,7 @@ def _confirmed(wanted: Wanted, manifest: Manifest) -> StepSpec:
 
 def _unmerge(observed: Observed) -> list[StepSpec]:
     shown = shown_runtime(observed)
-    return _switch(observed, shown, None, whole=True) if shown else []
+    return _switch(observed, shown, None, ChangeKind.UNMERGE) if shown else []
 
 
 def _npu(observed: Observed) -> dict[str, Any]:
@@ -345,8 +370,9 @@ def _stands(observed: Observed, manifest: Manifest) -> bool:
 
 def _units_of(observed: Observed, extensions: Iterable[Extension]) -> list[str]:
     releases = (observed.releases.get(e.image_id, {}).get(Kind(kind), {}) for e in extensions for kind in e.types)
-    units = dict.fromkeys(unit for release in releases for unit in owned_services(release))
-    return [unit for unit in units if unit != AGENT_UNIT]
+    owned = (unit for release in releases for unit in owned_services(release))
+    units = dict.fromkeys((*owned, *observed.bystanders.units))
+    return [unit for unit in units if unit not in (AGENT_UNIT, *BUS_UNITS)]
 
 
 def _is_stopped(unit: UnitState | None) -> bool:

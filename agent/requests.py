@@ -11,9 +11,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from agent.bystanders import Finder
 from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.journal import Journal
@@ -23,8 +24,8 @@ from agent.change.steps.await_confirmation import AwaitConfirmation
 from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
-from agent.observe import Observer
-from agent.plan import ChangeKind, Observed, Wanted, plan_change, shown_runtime
+from agent.observe import Observer, owned_by
+from agent.plan import ChangeKind, Observed, Wanted, leaving, plan_change, shown_runtime
 from agent.ports.protocols import Source
 
 _LOG = logging.getLogger("avocado.requests")
@@ -70,8 +71,9 @@ class OpenSources:
 class Planner:
     """Turns an Ask into a change that can be run. Reads only."""
 
-    def __init__(self, observer: Observer, journal: Journal, sources: OpenSources) -> None:
+    def __init__(self, observer: Observer, journal: Journal, sources: OpenSources, finder: Finder) -> None:
         self._observer = observer
+        self._finder = finder
         self._journal = journal
         self._sources = sources
 
@@ -81,7 +83,9 @@ class Planner:
         wanted = self._wanted(ask, observed)
         shown = shown_runtime(observed)
         _keep_the_agent(ask, shown, wanted.manifest)
-        steps = plan_change(observed, wanted)
+        gone = leaving(observed, wanted)
+        bystanders = self._finder.find(gone, owned_by(gone, observed.releases))
+        steps = plan_change(replace(observed, bystanders=bystanders), wanted)
         to = wanted.manifest or (observed.runtimes.get(observed.active or "") if ask.kind is not _UNMERGE else None)
         return NewChange(
             kind=ask.kind.value,

@@ -29,7 +29,7 @@ from agent.host.report import Report, megabytes
 from agent.host.repository import Published, publish
 from agent.host.serve import serving
 from agent.host.ssh import Board, ask, open_session
-from agent.verbs.client import error_of_record
+from agent.verbs.client import error_of_record, planned
 
 Status = dict[str, Any]
 
@@ -283,8 +283,8 @@ def closing_line(document: dict[str, Any]) -> str:
     if document["outcome"] == "unchanged":
         return f"{host}: nothing to change, it runs this runtime already"
     if document["dry_run"]:
-        plan = ((document["change"] or {}).get("facts") or {}).get("plan") or []
-        return f"{host}: would run {', '.join(step['kind'] for step in plan)}; nothing was changed"
+        steps = planned(document["change"]) if document["change"] else ""
+        return f"{host}: would run {steps}; nothing was changed"
     changed = [
         f"{move['name']} {move['from_version'] or 'none'} -> {move['to_version']}"
         for move in document["moves"]

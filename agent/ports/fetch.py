@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import logging
 import re
 import socket
 import ssl
@@ -24,6 +25,9 @@ from agent.contract.errors import ErrorCode, OperationError
 _PIECE_BYTES = 64 * 1024
 _DRAIN_BYTES = 4 << 20
 _RANGE = re.compile(r"\Abytes (\d{1,19})-(\d{1,19})/(\d{1,19})\Z")
+
+_TIMESTAMP_BYTES = 16 * 1024
+_LOG = logging.getLogger("avocado.fetch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,19 @@ class HttpFetcher:
         cast("_PacedSocket", connection.sock).pace = pace
         connection.request("GET", target, headers=headers)
         return connection.getresponse()
+
+
+def answers(server: HttpFetcher) -> bool:
+    """Whether the repository answers, over this connection, which is closed then."""
+    try:
+        for _ in server.get("metadata/timestamp.json", _TIMESTAMP_BYTES):
+            pass
+    except OperationError as error:
+        _LOG.info("%s", error.message)
+        return False
+    finally:
+        server.close()
+    return True
 
 
 def _accept(response: http.client.HTTPResponse, url: str, limit: int, *, exact: bool, offset: int) -> tuple[int, int]:

@@ -1,9 +1,10 @@
-"""A child process that mounts one image where nobody else sees it, and prints its extension-release file.
+"""A child process that mounts one image where nobody else sees it, and answers one question about it.
 
-Started by ports/images.py with the arguments IMAGE KIND NAME. The image is untrusted: it is mounted read-only without
-devices, set-uid or execution, in a private mount namespace that dies with this process; inside it every path component
-is opened without following links; what is read is bounded. Needs CAP_SYS_ADMIN. It answers with one JSON object:
-`release` (the file's text) or `error`, and imports nothing but the standard library and ports/mounts.py.
+Started by ports/images.py with a request on stdin: `image`, and either `kind` and `name`, for the text of its
+extension-release file, or `paths`, for those of them at which it has a file. The image is untrusted: it is mounted
+read-only without devices, set-uid or execution, in a private mount namespace that dies with this process; inside it
+every path component is opened without following links; what is read is bounded. Needs CAP_SYS_ADMIN. It answers with
+one JSON object, `answer` or `error`, and imports nothing but the standard library and ports/mounts.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import stat
 import sys
+from typing import Any
 
 from agent.ports.mounts import MS_NODEV, MS_NOEXEC, MS_NOSUID, RefusedError, mount_image, own_namespace
 
@@ -22,19 +24,26 @@ _FOLDERS = {"sysext": ("usr", "lib", "extension-release.d"), "confext": ("etc", 
 
 def main(argv: list[str]) -> int:
     """Print what was found, as JSON."""
-    image, kind, name = argv[1:4]
+    request = json.load(sys.stdin)
     try:
         own_namespace()
-        descriptor = open_image(image)
+        descriptor = open_image(request["image"])
         # /tmp exists everywhere, and in this namespace nobody else looks at it.
         mount_image(descriptor, "/tmp", MS_NOSUID | MS_NODEV | MS_NOEXEC)  # noqa: S108
-        answer = {"release": read_release("/tmp", kind, name)}  # noqa: S108
+        answer = {"answer": _answer("/tmp", request)}  # noqa: S108
     except RefusedError as refused:
         answer = {"error": str(refused)}
     except OSError as cause:
         answer = {"error": said(cause)}
     json.dump(answer, sys.stdout)
     return 0
+
+
+def _answer(where: str, request: dict[str, Any]) -> str | list[str]:
+    if "paths" not in request:
+        return read_release(where, request["kind"], request["name"])
+    root = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return [path for path in request["paths"] if _has_file(root, path)]
 
 
 def said(cause: OSError) -> str:
@@ -102,16 +111,19 @@ def _read_file(folder: int, name: str) -> str:
 
 
 def _walk(root: int, parts: tuple[str, ...]) -> int | None:
-    folder = root
+    folder = os.dup(root)
     for part in parts:
+        above = folder
         try:
-            folder = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            folder = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=above)
         except FileNotFoundError:
             return None
         except OSError as cause:
             if cause.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise RefusedError(f"{'/'.join(parts)} leads through something that is not a folder") from cause
             raise
+        finally:
+            os.close(above)
     return folder
 
 
@@ -124,6 +136,22 @@ def _is_there(root: int, parts: tuple[str, ...], name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _has_file(root: int, path: str) -> bool:
+    *parts, name = path.strip("/").split("/")
+    try:
+        folder = _walk(root, tuple(parts))
+    except RefusedError:
+        return False  # a mapped file's path has no link in it
+    if folder is None:
+        return False
+    try:
+        return stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(folder)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ stalls the kernel's reader takes nothing of the agent with it, and no mount is e
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.extensions import parse_release
@@ -26,12 +28,7 @@ class MountedImages:
 
     def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
         """The image's extension-release keys. Raises `bad-image` when it is absent, not a plain file, or unreadable."""
-        finished = run_checked(
-            [*self._command, str(image), kind.value, name],
-            _TIMEOUT_S,
-            failure=ErrorCode.BAD_IMAGE,
-        )
-        answer = json.loads(finished.stdout)
+        answer = self._ask({"image": str(image), "kind": kind.value, "name": name})
         if "error" in answer:
             raise OperationError(
                 ErrorCode.BAD_IMAGE,
@@ -39,4 +36,24 @@ class MountedImages:
                 "Build the extension again with 'avocadoctl build' and deploy it.",
                 {"image": image.name, "extension": name},
             )
-        return parse_release(answer["release"].encode(), f"the release file of extension {name}")
+        return parse_release(answer["answer"].encode(), f"the release file of extension {name}")
+
+    def carried(self, image: Path, paths: Sequence[str]) -> frozenset[str]:
+        """Those of the absolute paths at which the image has a file. Raises `bad-image` when it cannot be mounted."""
+        if not paths:
+            return frozenset()
+        answer = self._ask({"image": str(image), "paths": list(paths)})
+        if "error" in answer:
+            raise OperationError(
+                ErrorCode.BAD_IMAGE,
+                f"cannot look into image {image.name}: {answer['error']}",
+                "Deploy the runtime again from the host.",
+                {"image": image.name},
+            )
+        return frozenset(answer["answer"])
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        stdin = json.dumps(request).encode()
+        finished = run_checked(self._command, _TIMEOUT_S, failure=ErrorCode.BAD_IMAGE, stdin=stdin)
+        answer: dict[str, Any] = json.loads(finished.stdout)
+        return answer

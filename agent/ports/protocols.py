@@ -7,7 +7,7 @@ of the monotonic clock, and raises OperationError, never a foreign exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from agent.extensions import MergedSet as MergedSet
 from agent.health import InferenceState as InferenceState
 from agent.health import SelfTest as SelfTest
 from agent.health import UnitState as UnitState
+from agent.order import Relations as Relations
 
 Progress = Callable[[int, int], None]  # bytes or parts done, of how many
 
@@ -29,6 +30,9 @@ class Units(Protocol):
 
     def states(self, names: Sequence[str]) -> dict[str, UnitState]:
         """The state of each unit; a unit nobody knows has load `not-found`."""
+
+    def relations(self, names: Sequence[str]) -> dict[str, Relations]:
+        """What each unit has to do with others, as systemd has read their files; a unit nobody knows is left out."""
 
     def start(self, name: str, timeout_s: float) -> None:
         """The unit is active. Raises `unit-failed` or `step-timeout`."""
@@ -68,16 +72,35 @@ class Switching:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that holds a device node open or mapped. `ours`: it belongs to a unit the change stops."""
+class Process:
+    """A process as somebody has to be told of it. `wchan`: where in the kernel it waits, as far as that is known."""
 
     pid: int
     comm: str
     state: str  # R S D Z ...
     wchan: str
+    unit: str  # of the system's manager; empty without one
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"pid {self.pid} ({self.comm}, state {self.state}{f' in {self.wchan}' if self.wchan else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds a device node open or mapped. `ours`: it belongs to a unit the change stops.
+
+    `certain`: it was seen; otherwise its memory map could not be read in time, and it may.
+    """
+
+    process: Process
     node: str
-    unit: str
     ours: bool
+    certain: bool = True
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{'' if self.certain else 'perhaps '}{self.node} by {self.process}"
 
 
 class Npu(Protocol):
@@ -85,6 +108,21 @@ class Npu(Protocol):
 
     def holders(self, nodes: Sequence[str], units: Sequence[str]) -> list[Holder]:
         """Every process with one of the nodes open or mapped; `units` says which are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFiles:
+    """Which files the processes of each running service have mapped, and whose map could not be read in time."""
+
+    by_service: Mapping[str, frozenset[str]]
+    unread: tuple[Process, ...] = ()
+
+
+class Mappings(Protocol):
+    """What runs from which files."""
+
+    def by_service(self) -> MappedFiles:
+        """Every service that a change could stop and start again; files as paths, an old overlay's without its root."""
 
 
 class Inference(Protocol):
@@ -102,6 +140,9 @@ class ImageReader(Protocol):
 
     def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
         """The image's extension-release keys. Raises `bad-image` when it is absent, not a plain file, or unreadable."""
+
+    def carried(self, image: Path, paths: Sequence[str]) -> frozenset[str]:
+        """Those of the absolute paths at which the image has a file. Raises `bad-image` when it cannot be mounted."""
 
 
 class Store(Protocol):

@@ -19,7 +19,7 @@ from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.peer import BUS_NAME, BUS_PATH, Peer, PeerError, call
-from agent.ports.protocols import UnitState
+from agent.ports.protocols import Relations, UnitState
 
 NAME = "org.freedesktop.systemd1"
 PATH = "/org/freedesktop/systemd1"
@@ -30,6 +30,7 @@ NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 
 _KILL_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 10.0
+_STOPPED_WITH = ("RequiredBy", "BoundBy", "ConsistsOf")  # Requires=, BindsTo=, PartOf= from the other end
 _JOB_MATCH = f"type='signal',sender='{NAME}',interface='{MANAGER}',member='JobRemoved'"
 _TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -64,6 +65,10 @@ class SystemdUnits:
     def states(self, names: Sequence[str]) -> dict[str, UnitState]:
         """The state of each unit; a unit nobody knows has load `not-found`."""
         return self._peer.wait(self.read_states(list(names)), _CALL_TIMEOUT_S)
+
+    def relations(self, names: Sequence[str]) -> dict[str, Relations]:
+        """What each unit has to do with others, as systemd has read their files; a unit nobody knows is left out."""
+        return self._peer.wait(self._read_relations(list(names)), _CALL_TIMEOUT_S)
 
     def start(self, name: str, timeout_s: float) -> None:
         """The unit is active. Raises `unit-failed` or `step-timeout`."""
@@ -128,6 +133,21 @@ class SystemdUnits:
             except PeerError:  # unloaded between the two calls
                 return _unknown(name)
         return UnitState(name, load, active, sub, result, pid, restarts, description)
+
+    async def _read_relations(self, names: list[str]) -> dict[str, Relations]:
+        if not names:
+            return {}
+        rows = (await self._peer.ask("ListUnitsByNames", "as", [names], timeout_s=_CALL_TIMEOUT_S))[0]
+        known = {row[0]: row[6] for row in rows if row[2] == "loaded"}
+        found = await asyncio.gather(*(self._read_relation(path) for path in known.values()))
+        return {name: relations for name, relations in zip(known, found, strict=True) if relations is not None}
+
+    async def _read_relation(self, path: str) -> Relations | None:
+        try:
+            said = await self._peer.properties(path, UNIT, ["After", *_STOPPED_WITH], timeout_s=_CALL_TIMEOUT_S)
+        except PeerError:  # unloaded between the two calls
+            return None
+        return Relations(frozenset(said["After"]), frozenset(name for key in _STOPPED_WITH for name in said[key]))
 
     async def _start(self, name: str, timeout_s: float) -> None:
         # A crash loop of the set before this one must not count against the start limit of this one.

@@ -207,7 +207,7 @@ def closing_line(record: Record) -> str:
     facts = record["facts"]
     text = f"change #{record['number']} {record['kind']}: {record['outcome']}"
     if record["outcome"] == "planned":
-        steps = ", ".join(step["kind"] for step in facts.get("plan") or ())
+        steps = planned(record)
         return f"{text}; it would run {steps}" if steps else f"{text}; there is nothing to do"
     if facts.get("image_bytes"):
         text += f", moved {size(facts.get('moved_bytes', 0))} of {size(facts['image_bytes'])}"
@@ -216,6 +216,16 @@ def closing_line(record: Record) -> str:
     if facts.get("backend"):
         text += f", on {facts['backend']}"
     return text
+
+
+def planned(record: Record) -> str:
+    """The steps of a dry run, with the units that would stop."""
+    return ", ".join(
+        f"{step['kind']} ({', '.join(units)})"
+        if step["kind"] == "stop_services" and (units := step["inputs"].get("units"))
+        else str(step["kind"])
+        for step in record["facts"].get("plan") or ()
+    )
 
 
 def error_of_record(record: Record) -> OperationError | None:

@@ -46,6 +46,8 @@ class FakeUnit:
     argv: tuple[str, ...] = ()
     ignores_stop: bool = False  # as a process that ignores SIGTERM
     survives_kill: bool = False  # as one that hangs in the kernel
+    after: tuple[str, ...] = ()
+    required_by: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -74,6 +76,28 @@ class _Service(ServiceInterface):
         return self.unit.restarts
 
 
+class _Unit(ServiceInterface):
+    def __init__(self, unit: FakeUnit) -> None:
+        super().__init__("org.freedesktop.systemd1.Unit")
+        self.unit = unit
+
+    @dbus_property(PropertyAccess.READ, "After")
+    def after(self) -> Names:
+        return list(self.unit.after)
+
+    @dbus_property(PropertyAccess.READ, "RequiredBy")
+    def required_by(self) -> Names:
+        return list(self.unit.required_by)
+
+    @dbus_property(PropertyAccess.READ, "BoundBy")
+    def bound_by(self) -> Names:
+        return []
+
+    @dbus_property(PropertyAccess.READ, "ConsistsOf")
+    def consists_of(self) -> Names:
+        return []
+
+
 class FakeSystemd(ServiceInterface):
     """The manager. `state` is /var/lib/avocado of the test, `programs` a folder for PATH."""
 
@@ -98,7 +122,7 @@ class FakeSystemd(ServiceInterface):
         self._bus = await MessageBus(address, bus_type=BusType.SYSTEM).connect()
         self._bus.export(PATH, self)
         for unit in self.units.values():
-            self._bus.export(unit.path, _Service(unit))
+            self._export(unit)
         await self._bus.request_name("org.freedesktop.systemd1")
 
     def leave(self) -> None:
@@ -107,9 +131,13 @@ class FakeSystemd(ServiceInterface):
 
     def add(self, unit: FakeUnit) -> FakeUnit:
         self.units[unit.name] = unit
+        self._export(unit)
+        return unit
+
+    def _export(self, unit: FakeUnit) -> None:
         if self._bus is not None:
             self._bus.export(unit.path, _Service(unit))
-        return unit
+            self._bus.export(unit.path, _Unit(unit))
 
     def set_merged(self, kind: str, names: tuple[str, ...]) -> None:
         rows = [

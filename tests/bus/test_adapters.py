@@ -12,6 +12,7 @@ from dbus_fast import BusType
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.order import Relations
 from agent.ports.inference import BusInference
 from agent.ports.overlay_reload import ReloadOverlay, mount_unit
 from agent.ports.protocols import Kind
@@ -66,6 +67,19 @@ def test_a_unit_is_stopped_and_started_and_its_state_read_afterwards(address: st
         units.start("pose.service", 5)
         state = units.states(["pose.service"])["pose.service"]
         assert (state.active, state.main_pid, state.restarts) == ("active", 77, 0)
+
+    against(address, systemd, use)
+
+
+def test_what_units_have_to_do_with_one_another_is_asked_of_systemd(address: str, systemd: FakeSystemd) -> None:
+    systemd.add(FakeUnit("viewer.service", after=("pose.service", "basic.target"), required_by=("kiosk.service",)))
+
+    def use(units: SystemdUnits) -> None:
+        assert units.relations(["viewer.service", "pose.service", "no.service"]) == {
+            "viewer.service": Relations(frozenset({"pose.service", "basic.target"}), frozenset({"kiosk.service"})),
+            "pose.service": Relations(),
+        }
+        assert units.relations([]) == {}
 
     against(address, systemd, use)
 

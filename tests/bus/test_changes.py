@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange
 from agent.change.step import Shutdown
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import Extension
 from agent.extensions import MergedSet
-from agent.plan import ChangeKind, Observed, StepSpec
+from agent.plan import Bystanders, ChangeKind, Observed, StepSpec
 from agent.ports.clock import SystemClock
 from agent.ports.files import write_durably
 from agent.ports.protocols import Kind
@@ -205,7 +206,10 @@ def planner(observed: Observed) -> Planner:
         def observe(self, journal: object) -> Observed:
             return observed
 
-    return Planner(Stub(), None, OpenSources(lambda source: None))  # type: ignore[arg-type]
+        def find(self, leaving: Sequence[Extension], owned: Iterable[str]) -> Bystanders:
+            return Bystanders(("viewer.service",) if any(e.name == "pose-app" for e in leaving) else ())
+
+    return Planner(Stub(), None, OpenSources(lambda source: None), Stub())  # type: ignore[arg-type]
 
 
 def board() -> Observed:
@@ -269,6 +273,7 @@ def test_a_dry_run_makes_the_plan_of_the_change_itself() -> None:
     change = planner(observed).plan(Ask(ChangeKind.REFRESH, "root", dry_run=True))
     assert change.plan_only
     assert [step.kind for step in change.steps][:3] == ["stop_services", "release_npu", "switch_overlay"]
+    assert change.steps[0].inputs["units"] == ["pose.service", "viewer.service"]
     nothing_merged = replace(observed, merged=MergedSet({}))
     kinds = [step.kind for step in planner(nothing_merged).plan(Ask(ChangeKind.MERGE, "root")).steps]
     assert "switch_overlay" in kinds

@@ -20,8 +20,9 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension, Manifest
 from agent.extensions import Kind, MergedSet, owned_services
 from agent.health import HealthPolicy, InferenceState, SelfTest, UnitState
-from agent.plan import Observed, Wanted, plan_change
-from agent.ports.protocols import Fetched, Holder, Progress
+from agent.order import Relations
+from agent.plan import Bystanders, Observed, Wanted, plan_change
+from agent.ports.protocols import Fetched, Holder, Process, Progress
 from tests.change.sets import OS_RELEASE
 
 Call = tuple[Any, ...]
@@ -71,6 +72,8 @@ class World:
     offered: Manifest | None = None
     bad: dict[str, str] = field(default_factory=dict)
     host_comes_back: bool = True
+    of_the_base: frozenset[str] = frozenset()  # services that no image owns, and that run from files of one
+    after: dict[str, frozenset[str]] = field(default_factory=dict)
     # the test's hands
     fuse: Fuse = field(default_factory=Fuse)
     calls: list[Call] = field(default_factory=list)
@@ -99,7 +102,7 @@ class World:
         self.shown = dict.fromkeys(Kind, self.active)
         self.scaffold = False
         self.unit_files = self.active
-        self.running = {}
+        self.running = dict.fromkeys(self.of_the_base, (self.active, self.now_s))
 
     def boot_half(self) -> None:
         """What the agent does at its first start of a boot, once recovery is through: the owned services run."""
@@ -117,7 +120,7 @@ class World:
 
     def exists(self, unit: str) -> bool:
         """systemd has read a file for it."""
-        return unit in self.owned(self.unit_files)
+        return unit in self.of_the_base or unit in self.owned(self.unit_files)
 
 
 @dataclass
@@ -134,6 +137,9 @@ class FakeUnits:
             crashes = int((world.now_s - since) / 0.3) if world.bad.get(runtime_id or "") == "crash-loop" else 0
             return UnitState(name, "loaded", "active", "running", "success", 100, crashes)
         return UnitState(name, "loaded" if world.exists(name) else "not-found", "inactive", "dead", "success", 0, 0)
+
+    def relations(self, names: Sequence[str]) -> dict[str, Relations]:
+        return {name: Relations(self.world.after.get(name, frozenset())) for name in names if self.world.exists(name)}
 
     def start(self, name: str, timeout_s: float) -> None:
         world = self.world
@@ -198,7 +204,7 @@ class FakeNpu:
     def holders(self, nodes: Sequence[str], units: Sequence[str]) -> list[Holder]:
         self.world.look("holders")
         if self.stubborn:
-            return [Holder(812, "python3", "D", "simnpu_wait", nodes[0], "pose.service", ours=True)]
+            return [Holder(Process(812, "python3", "D", "simnpu_wait", "pose.service"), nodes[0], ours=True)]
         return []
 
 
@@ -440,6 +446,7 @@ def observe(world: World) -> Observed:
         services=FakeUnits(world).states(units),
         free_bytes=1 << 40,
         inference=FakeInference(world).describe(1.0),
+        bystanders=Bystanders(tuple(sorted(world.of_the_base))),
     )
 
 

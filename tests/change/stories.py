@@ -75,12 +75,21 @@ def board(active: Manifest | None, *others: Manifest, previous: Manifest | None 
     return world
 
 
+def watched(world: World) -> World:
+    """The same board with a service of the base that has a file of an image mapped, and follows the pose service."""
+    world.of_the_base = frozenset({"viewer.service"})
+    world.after = {"viewer.service": frozenset({"pose.service"})}
+    world.running["viewer.service"] = (world.active, 0.0)
+    return world
+
+
 def deploy(manifest: Manifest) -> Callable[[], Wanted]:
     return lambda: Wanted(ChangeKind.DEPLOY, manifest, source="unix:/run/avocado/receive-1.sock")
 
 
 STORIES = (
     Story("deploy", lambda: board(R1, previous=R0), deploy(R2), R2, R2),
+    Story("deploy under a viewer", lambda: watched(board(R1, previous=R0)), deploy(R2), R2, R2),
     Story("first deploy", lambda: board(None), deploy(R1), R1, R1),
     Story("rollback", lambda: board(R2, previous=R1), lambda: Wanted(ChangeKind.ROLLBACK, R1), R1, R1),
     Story("deploy agent only", lambda: board(R1), deploy(R3), R3, R3),
@@ -242,7 +251,7 @@ class Run:
 
     def _judged(self) -> bool:
         """Whether this story starts a service and looks at it."""
-        return self.story.name in ("deploy", "first deploy", "rollback", "refresh", "merge")
+        return self.story.name in ("deploy", "deploy under a viewer", "first deploy", "rollback", "refresh", "merge")
 
     def _stuck(self, record: ChangeRecord) -> list[str]:
         found = [] if self.fault.stuck else [f"stuck: {record.reason and record.reason.message}"]
@@ -285,16 +294,19 @@ class Run:
 
     def _services(self, shows: str | None) -> list[str]:
         running = self.world.running
-        wanted = set(self.world.owned(shows))
+        wanted = {*self.world.owned(shows), *self.world.of_the_base}
         if set(running) != wanted:
             return [f"runs {sorted(running)}, not {sorted(wanted)}"]
-        if not wanted:
-            return []
-        shown = self.world.runtimes[shows or ""]
-        seen = self.world.runtimes.get(running["pose.service"][0] or "")
-        mine = {e.image_id for e in shown.extensions if e.name != "avocado-agent"}
-        theirs = {e.image_id for e in seen.extensions if e.name != "avocado-agent"} if seen else set()
-        return [] if mine == theirs else ["pose.service runs from another set than the one that is merged"]
+        shown = self._images(shows)
+        return [
+            f"{unit} runs from another set than the one that is merged"
+            for unit, (runtime_id, _) in running.items()
+            if self._images(runtime_id) != shown
+        ]
+
+    def _images(self, runtime_id: str | None) -> set[str]:
+        manifest = self.world.runtimes.get(runtime_id or "")
+        return {e.image_id for e in manifest.extensions if e.name != "avocado-agent"} if manifest else set()
 
 
 def _refusal(call: Call) -> OperationError:

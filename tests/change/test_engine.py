@@ -19,7 +19,7 @@ from agent.contract.manifest import Manifest
 from agent.plan import ChangeKind, Wanted
 from tests.change.fakes import FakeClock, World, engine_on, plan_on
 from tests.change.sets import releases, runtime
-from tests.change.stories import R0, R1, R2, R3, board, deploy
+from tests.change.stories import R0, R1, R2, R3, board, deploy, watched
 
 
 def change_on(world: World, wanted: Wanted) -> NewChange:
@@ -65,6 +65,20 @@ def test_a_deploy_touches_the_services_in_this_order() -> None:
         ("activate", R2.id),
         ("sync_links",),
         ("settle",),
+    ]
+
+
+def test_a_service_of_the_base_that_runs_from_an_image_stops_first_and_starts_last() -> None:
+    world = watched(board(R1, previous=R0))
+    world.offered = R2
+    record = run(world, deploy(R2)())
+    assert record.outcome is Outcome.APPLIED
+    moves = [call for call in world.calls if call[0] in ("start", "stop")]
+    assert moves == [
+        ("stop", "viewer.service"),
+        ("stop", "pose.service"),
+        ("start", "pose.service"),
+        ("start", "viewer.service"),
     ]
 
 
@@ -147,7 +161,7 @@ def test_an_npu_that_is_not_let_go_is_named_with_who_holds_it() -> None:
     assert record.reason
     assert record.reason.code is ErrorCode.NPU_BUSY
     assert record.reason.message == (
-        "cannot release the NPU: /dev/simnpu0 by pid 812 (python3, state D) still held after 10 s"
+        "cannot release the NPU: /dev/simnpu0 by pid 812 (python3, state D in simnpu_wait) still held after 10 s"
     )
     assert record.reason.remedy == "Reboot the board: pid 812 hangs in the kernel at simnpu_wait."
 

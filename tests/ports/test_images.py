@@ -52,6 +52,25 @@ def refusal(path: Path, kind: Kind = Kind.SYSEXT) -> str:
     return caught.value.message.removeprefix(f"cannot merge extension pose-model ({path.name}): ")
 
 
+def test_the_files_an_image_has_are_told_from_folders_links_and_what_it_lacks(tmp_path: Path) -> None:
+    def more(release: Path) -> None:
+        lib = release.parent
+        (lib / "libpose.so").write_text("")
+        (lib / "linked.so").symlink_to("libpose.so")
+        (lib.parent / "lib64").symlink_to("lib")
+
+    path = image(tmp_path, more)
+    asked = [f"/usr/lib/{name}" for name in ("libpose.so", "linked.so", "extension-release.d", "absent.so")]
+    asked += ["/usr/lib64/libpose.so", "/opt/x", "/usr/lib/libpose.so/x", "/"]
+    # More questions than a process has descriptors.
+    assert MountedImages().carried(path, asked * 400) == {"/usr/lib/libpose.so"}
+    assert MountedImages().carried(path, []) == frozenset()
+    path.write_bytes(b"no image")
+    with pytest.raises(OperationError) as caught:
+        MountedImages().carried(path, asked)
+    assert caught.value.message == "cannot look into image image.raw: it is neither EROFS nor squashfs"
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_the_release_keys_are_read_and_no_mount_or_loop_device_is_left(tmp_path: Path, kind: Kind) -> None:
     path = image(tmp_path, kind=kind)

@@ -64,18 +64,19 @@ class ReleaseNpu:
 
 
 def _busy(ours: Sequence[Holder]) -> OperationError:
-    stuck = [holder for holder in ours if holder.state == "D"]
+    stuck = [holder for holder in ours if holder.process.state == "D"]
     if stuck:
-        remedy = f"Reboot the board: pid {stuck[0].pid} hangs in the kernel at {stuck[0].wchan or 'an unknown place'}."
+        process = stuck[0].process
+        remedy = f"Reboot the board: pid {process.pid} hangs in the kernel at {process.wchan or 'an unknown place'}."
     else:
-        remedy = f"End pid {ours[0].pid}, then ask for the change again."
+        remedy = f"End pid {ours[0].process.pid}, then ask for the change again."
     return OperationError(
         ErrorCode.NPU_BUSY,
         f"cannot release the NPU: {_names(ours)} still held after {RELEASE_TIMEOUT_S:g} s",
         remedy,
-        {"pids": [holder.pid for holder in ours]},
+        {"pids": [holder.process.pid for holder in ours]},
     )
 
 
 def _names(holders: Sequence[Holder]) -> str:
-    return ", ".join(f"{h.node} by pid {h.pid} ({h.comm}, state {h.state})" for h in holders)
+    return ", ".join(map(str, holders))

@@ -5,12 +5,13 @@ Images are named by content, so a release file is read once; the one reading hap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension
 from agent.extensions import Kind, owned_services
+from agent.order import in_start_order
 from agent.plan import AGENT_UNIT
 from agent.ports.protocols import ImageReader, Store, Units
 
@@ -64,15 +65,19 @@ class AffectedUnits:
         self._releases = releases
 
     def to_stop(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Owned by an image that leaves or by one that comes, whoever shipped the unit file."""
-        return [unit for unit in dict.fromkeys((*inputs["units"], *self._coming(inputs))) if unit != AGENT_UNIT]
+        """Owned by an image that leaves or by one that comes, whoever shipped the unit file, in start order."""
+        return self._ordered(unit for unit in (*inputs["units"], *self._coming(inputs)) if unit != AGENT_UNIT)
 
     def to_start(self, inputs: Mapping[str, Any]) -> list[str]:
         """Those of the images that come, and those that were stopped and still exist; never what was stopped before."""
         states = self._units.states(inputs["units"])
         remaining = [unit for unit in inputs["units"] if unit in states and states[unit].load == "loaded"]
         wanted = dict.fromkeys((*remaining, *self._coming(inputs)))
-        return [unit for unit in wanted if unit != AGENT_UNIT and unit not in inputs["stay_stopped"]]
+        return self._ordered(unit for unit in wanted if unit != AGENT_UNIT and unit not in inputs["stay_stopped"])
+
+    def _ordered(self, units: Iterable[str]) -> list[str]:
+        names = list(dict.fromkeys(units))
+        return in_start_order(names, self._units.relations(names))
 
     def _coming(self, inputs: Mapping[str, Any]) -> list[str]:
         return [unit for keys in self._releases.keys(inputs["images"]) for unit in owned_services(keys)]

@@ -26,7 +26,7 @@ _RUNNING = ("active", "activating", "reloading", "refreshing")
 
 @dataclass(frozen=True, slots=True)
 class StopServices:
-    """Inputs: `units` of the images that leave, `images` that come, `leaving` images."""
+    """Inputs: `units` that the images that leave concern, `images` that come, `leaving` images, `unread` processes."""
 
     units: Units
     affected: AffectedUnits
@@ -54,6 +54,8 @@ class StopServices:
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """They are stopped."""
+        for process in inputs.get("unread", ()):
+            report.warn(f"nobody can tell in time whether {process} runs from an image that leaves; it is left alone")
         self.absence.begins()
         for name in reversed(memo["units"]):
             self.units.stop(name, STOP_TIMEOUT_S)

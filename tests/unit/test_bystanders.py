@@ -1,0 +1,102 @@
+"""Which units stop with an image that do not own it, and in which order units start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.bystanders import BystanderFinder
+from agent.contract.errors import ErrorCode, OperationError
+from agent.health import UnitState
+from agent.order import Relations, in_start_order
+from agent.plan import Bystanders
+from agent.ports.protocols import MappedFiles, Process
+from tests.change.sets import runtime
+
+R1 = runtime("1")
+APP = next(extension for extension in R1.extensions if extension.name == "pose-app")
+LIBRARY = "/usr/lib/avocado/pose/libpose.so"
+
+
+@dataclass
+class Board:
+    """What the finder asks: `carries` are the files of the image, `stops` what goes down with a unit."""
+
+    mapped: dict[str, set[str]] = field(default_factory=dict)
+    carries: set[str] = field(default_factory=lambda: {LIBRARY})
+    stops: dict[str, set[str]] = field(default_factory=dict)
+    inactive: set[str] = field(default_factory=set)
+    unread: tuple[Process, ...] = ()
+    damaged: bool = False
+
+    def by_service(self) -> MappedFiles:
+        return MappedFiles({unit: frozenset(paths) for unit, paths in self.mapped.items()}, self.unread)
+
+    def carried(self, image: Path, paths: Sequence[str]) -> frozenset[str]:
+        if self.damaged:
+            raise OperationError(ErrorCode.BAD_IMAGE, "cannot look into it")
+        return frozenset(self.carries) & frozenset(paths)
+
+    def relations(self, names: Sequence[str]) -> dict[str, Relations]:
+        return {name: Relations(stops=frozenset(self.stops.get(name, ()))) for name in names}
+
+    def states(self, names: Sequence[str]) -> dict[str, UnitState]:
+        active = {name: "inactive" if name in self.inactive else "active" for name in names}
+        return {name: UnitState(name, "loaded", active[name], "", "", 1, 0) for name in names}
+
+    def find(self, owned: Sequence[str] = ("pose.service",)) -> Bystanders:
+        store: Any = SimpleNamespace(image=lambda image_id: Path("/state/images/x.raw"))
+        parts: Any = self
+        return BystanderFinder(parts, parts, store, parts).find([APP], owned)
+
+
+def test_a_service_that_maps_a_file_of_the_image_stops_with_it() -> None:
+    assert Board({"viewer.service": {LIBRARY}, "sshd.service": {"/usr/lib/libc.so.6"}}).find().units == (
+        "viewer.service",
+    )
+
+
+def test_a_file_of_an_overlay_that_was_replaced_is_shown_without_its_root() -> None:
+    assert Board({"viewer.service": {LIBRARY.removeprefix("/usr")}}).find().units == ("viewer.service",)
+
+
+@pytest.mark.parametrize("unit", ["avocadod.service", "dbus.service", "dbus-broker.service"])
+def test_what_the_change_itself_runs_on_is_never_stopped(unit: str) -> None:
+    assert Board({unit: {LIBRARY}}, stops={"pose.service": {unit}}).find().units == ()
+
+
+def test_what_goes_down_with_a_stopped_unit_is_stopped_and_started_too_where_it_runs() -> None:
+    board = Board(stops={"pose.service": {"a.service", "idle.service"}, "a.service": {"b.service"}})
+    board.inactive = {"idle.service"}
+    assert board.find().units == ("a.service", "b.service")
+
+
+def test_a_damaged_image_and_a_process_that_cannot_be_read_are_no_reason_to_stay() -> None:
+    hung = Process(12, "python3", "D", "simnpu_wait", "other.service")
+    board = Board({"viewer.service": {LIBRARY}}, damaged=True, unread=(hung,))
+    assert board.find() == Bystanders((), ("pid 12 (python3, state D in simnpu_wait) of other.service",))
+
+
+def test_nothing_leaves_and_nobody_is_asked() -> None:
+    nobody: Any = None
+    assert BystanderFinder(nobody, nobody, nobody, nobody).find([], ["pose.service"]) == Bystanders()
+
+
+@pytest.mark.parametrize(
+    ("after", "order"),
+    [
+        ({}, ["c", "a", "b"]),
+        ({"c": {"a"}}, ["a", "c", "b"]),
+        ({"c": {"a"}, "a": {"b"}}, ["b", "a", "c"]),
+        ({"c": {"elsewhere.target"}}, ["c", "a", "b"]),
+        ({"c": {"a"}, "a": {"c"}}, ["a", "c", "b"]),
+    ],
+)
+def test_units_start_behind_what_they_are_started_after(after: dict[str, set[str]], order: list[str]) -> None:
+    relations = {name: Relations(after=frozenset(names)) for name, names in after.items()}
+    assert in_start_order(["c", "a", "b"], relations) == order

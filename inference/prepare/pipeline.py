@@ -8,6 +8,7 @@ same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -59,12 +60,18 @@ class Job:
     delegate: Path | None = None
     input_range: tuple[float, float] | None = None
     dequantize: bool = False
+    per_tensor: bool = False
     asked: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def accelerators(self) -> tuple[str, ...]:
         """The CPU and every target, each once."""
         return tuple(dict.fromkeys((CPU, *self.targets)))
+
+    def recipe(self, accelerator: str) -> Recipe:
+        """How that accelerator's file is made."""
+        recipe = RECIPES[accelerator]
+        return recipe.with_one_scale_per_tensor() if self.per_tensor and accelerator != CPU else recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ class _Judge:
 def prepare_model(job: Job, say: Say) -> None:
     """Write the model folder `job.out`."""
     for accelerator in job.accelerators:
-        _find_compiler(RECIPES[accelerator])
+        _find_compiler(job.recipe(accelerator))
     source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
     say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
     requirements = requirements_for(job.targets, source.contract.limits, job.asked)
@@ -142,9 +149,9 @@ def prepare_model(job: Job, say: Say) -> None:
             agreement = judge.judge(f"{how.step} for {accelerator}", answering)
             say(f"{accelerator} ({how}): {agreement.summary()}")
             answers[accelerator] = answering(judge.golden)
-            _record(document, accelerator, file, folder, (agreement, how))
-            pairing = _pairing(accelerator, file.content, _library(accelerator, job.delegate))
-            document["files"][accelerator]["pairing"] = pairing
+            document["accuracy"][accelerator] = agreement.as_dict()
+            document["golden"]["made_with"][accelerator] = how
+            document["files"][accelerator] = _entry(job, accelerator, file)
             _record_placement(document, job, accelerator, (file, folder), say)
         document["golden"] |= source.contract.golden(answers)
         document["digests"] = {name: sha256(folder / name) for name in arrays}
@@ -168,7 +175,7 @@ def _quantized(job: Job, source: Source, judge: _Judge, say: Say) -> dict[str, _
     made: dict[tuple[bool, bool], _File] = {}
     files: dict[str, _File] = {}
     for accelerator in job.accelerators:
-        recipe = RECIPES[accelerator]
+        recipe = job.recipe(accelerator)
         key = (recipe.per_channel, recipe.careful)
         if key not in made:
             content = quantize(source.net, passes, recipe, VARIANTS[job.variant], judge.judge_file)
@@ -273,18 +280,15 @@ def _describe(job: Job, source: Source, requirements: Mapping[str, Any]) -> dict
     }
 
 
-def _record(
-    document: dict[str, Any], accelerator: str, file: _File, folder: Path, judged: tuple[Agreement, How]
-) -> None:
+def _entry(job: Job, accelerator: str, file: _File) -> dict[str, Any]:
     compiled = file.compiled
-    document["files"][accelerator] = {
+    return {
         "path": file.name,
-        "sha256": sha256(folder / file.name),
-        "recipe": RECIPES[accelerator].name,
+        "sha256": hashlib.sha256(file.content).hexdigest(),
+        "recipe": job.recipe(accelerator).name,
         "toolchain": toolchain(compiled.tool, compiled.version) if compiled else toolchain(),
+        "pairing": _pairing(accelerator, file.content, _library(accelerator, job.delegate)),
     }
-    document["accuracy"][accelerator] = judged[0].as_dict()
-    document["golden"]["made_with"][accelerator] = judged[1]
 
 
 def _record_placement(document: dict[str, Any], job: Job, accelerator: str, made: tuple[_File, Path], say: Say) -> None:

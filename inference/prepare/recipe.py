@@ -7,7 +7,7 @@ name: better no file than one that the board's NPU runs wrongly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inference.errors import InferenceError
 from inference.prepare.bias import correct_biases
@@ -37,6 +37,12 @@ class Recipe:
     vela: str = ""
     neutron: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
+
+    def with_one_scale_per_tensor(self) -> Recipe:
+        """The same for an NPU that wants one scale a tensor, as the i.MX 8M Plus does."""
+        if not self.per_channel:
+            return self
+        return replace(self, name=f"{self.name}-per-tensor", per_channel=False, careful=True)
 
 
 CPU = "cpu"

@@ -177,6 +177,7 @@ class Observer:
             merged=merged,
             services={},
             free_bytes=self.disk.store.free_bytes(),
+            parts=self.disk.store.begun(),
             inference=self._inference.describe(_DESCRIBE_TIMEOUT_S),
             last_npu=last_npu(records),
             after_stuck=bool(records) and records[0].outcome is Outcome.STUCK,

@@ -67,7 +67,7 @@ class Bystanders:
 class Observed:
     """The board before the change, gathered by the daemon from its ports.
 
-    `images` maps every complete image to its size in bytes. `releases` has the extension-release keys of images on
+    `images` maps every complete image to its size in bytes, `parts` every begun one to the bytes it takes. `releases` has the extension-release keys of images on
     the board, by image id and kind, as far as they could be read. `services` has the state of every unit that
     `owned_services(releases of the shown set)` names. `bystanders` belong to the images that `leaving` names.
     `last_npu` comes from the newest change record whose facts have `npu`. `after_stuck`: the last change ended stuck,
@@ -89,6 +89,7 @@ class Observed:
     free_bytes: int
     inference: InferenceState | None = None
     last_npu: NpuFacts | None = None
+    parts: Mapping[str, int] = field(default_factory=dict)
     after_stuck: bool = False
     bystanders: Bystanders = field(default_factory=Bystanders)
 
@@ -237,8 +238,7 @@ def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepS
     active = observed.runtimes.get(observed.active or "")
     if _must_prune_first(observed, wanted, manifest):
         keep = [runtime for runtime in (observed.active, observed.previous, manifest.id) if runtime]
-        spare = [extension.image_id for extension in manifest.extensions] + _left_out(active, manifest)
-        steps.append(StepSpec("prune", {"keep": keep, "keep_images": spare}))
+        steps.append(StepSpec("prune", {"keep": keep, "keep_images": _spared(observed, manifest)}))
     bases = [e for e in active.extensions if e.image_id in observed.images] if active else []
     fetch = {
         "source": wanted.source,
@@ -256,12 +256,15 @@ def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepS
 def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) -> bool:
     """Whether the images fit only after a prune. Raises `no-space` when they do not fit even then."""
     missing = [e for e in manifest.extensions if e.image_id not in observed.images]
-    needed = sum(e.size_bytes for e in missing) + SPARE_BYTES if missing else 0
+    # What is there of an image is written over or gone on with.
+    left = sum(max(0, e.size_bytes - observed.parts.get(e.image_id, 0)) for e in missing)
+    needed = left + SPARE_BYTES if missing else 0
     if needed <= observed.free_bytes:
         return False
     kept = [observed.runtimes[r] for r in (observed.active, observed.previous) if r and r in observed.runtimes]
-    used = {e.image_id for m in (*kept, manifest) for e in m.extensions}
+    used = {e.image_id for m in kept for e in m.extensions} | set(_spared(observed, manifest))
     freeable = sum(size for image, size in observed.images.items() if image not in used)
+    freeable += sum(size for image, size in observed.parts.items() if image not in used or image in observed.images)
     if needed > observed.free_bytes + freeable:
         raise OperationError(
             ErrorCode.NO_SPACE,
@@ -301,6 +304,12 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
         starting = affected | {"stay_stopped": stopped}
         steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
     return steps
+
+
+def _spared(observed: Observed, manifest: Manifest) -> list[str]:
+    """What a prune before the fetch leaves, beside the images of the runtimes on the board."""
+    wanted = [extension.image_id for extension in manifest.extensions]
+    return wanted + _left_out(observed.runtimes.get(observed.active or ""), manifest)
 
 
 def _left_out(*manifests: Manifest | None) -> list[str]:

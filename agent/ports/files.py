@@ -176,12 +176,14 @@ class FileStore:
         names = (path.stem for path in self._images.glob("*.raw") if path.is_file() and not path.is_symlink())
         return sorted(name for name in names if _is_id(name))
 
-    def begun_ids(self) -> list[str]:
-        """Every image of which a part is there, or what was remembered of one."""
-        if not self._images.is_dir():
-            return []
-        names = (path.name.partition(".") for path in self._images.iterdir())
-        return sorted({name for name, _, suffix in names if suffix in _PART_SUFFIXES and _is_id(name)})
+    def begun(self) -> dict[str, int]:
+        """Every image of which a part is there, or what was remembered of one, and the bytes of the disk it takes."""
+        found: dict[str, int] = {}
+        for path in sorted(self._images.iterdir()) if self._images.is_dir() else ():
+            name, _, suffix = path.name.partition(".")
+            if suffix in _PART_SUFFIXES and _is_id(name):
+                found[name] = found.get(name, 0) + path.lstat().st_blocks * 512
+        return found
 
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""

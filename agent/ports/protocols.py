@@ -163,8 +163,8 @@ class Store(Protocol):
     def image_ids(self) -> list[str]:
         """Every complete image."""
 
-    def begun_ids(self) -> list[str]:
-        """Every image of which a part is there."""
+    def begun(self) -> dict[str, int]:
+        """Every image of which a part is there, and the bytes of the disk that it takes."""
 
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""

@@ -265,8 +265,8 @@ class FakeStore:
         self.world.images.discard(image_id)
         self.world.fuse.tick()
 
-    def begun_ids(self) -> list[str]:
-        return sorted(self.world.begun)
+    def begun(self) -> dict[str, int]:
+        return dict.fromkeys(sorted(self.world.begun), 1000)
 
     def remove_part(self, image_id: str) -> None:
         self.world.begin("remove_part", image_id)

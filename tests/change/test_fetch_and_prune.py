@@ -70,12 +70,13 @@ def test_what_was_begun_of_an_image_goes_unless_a_runtime_still_wants_it() -> No
 def test_the_store_finds_and_removes_every_piece_of_a_begun_image(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     begun, whole = R1.extensions[0].image_id, R2.extensions[0].image_id
-    assert store.begun_ids() == []
+    assert store.begun() == {}
     for suffix in ("part", "progress", "progress-new"):
-        store.part(begun).with_suffix(f".{suffix}").write_bytes(b"x")
+        store.part(begun).with_suffix(f".{suffix}").write_bytes(bytes(1 << 16))
     for name in (f"{whole}.raw", "notes.part", "README"):
         (tmp_path / "images" / name).write_bytes(b"x")
-    assert store.begun_ids() == [begun]
+    assert list(store.begun()) == [begun]
+    assert 3 << 16 <= store.begun()[begun] < 4 << 16
     store.remove_part(begun)
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == sorted(
         [f"{whole}.raw", "notes.part", "README"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.extensions import Kind, MergedSet
@@ -180,6 +181,38 @@ def test_no_space_even_without_the_unused_is_refused() -> None:
         "cannot deploy runtime npu-pose 2: it needs 17 MiB, and 1 MiB are free with everything unused removed"
     )
     assert caught.value.facts["needed_bytes"] == SPARE_BYTES + 1000
+
+
+def image(manifest: Manifest, name: str) -> str:
+    return next(extension.image_id for extension in manifest.extensions if extension.name == name)
+
+
+def test_what_is_there_of_an_interrupted_fetch_needs_no_room_again() -> None:
+    nearly_full = board(R1, free_bytes=SPARE_BYTES + 100)
+    with pytest.raises(OperationError, match="MiB are free with everything unused removed$"):
+        plan_change(nearly_full, deploy(R2))
+    resumed = replace(nearly_full, parts={image(R2, "pose-model"): 900})
+    assert [spec.kind for spec in plan_change(resumed, deploy(R2))] == WHOLE
+
+
+def test_parts_that_a_prune_removes_are_room() -> None:
+    abandoned, arrived = image(runtime("9", pose_app="9"), "pose-app"), image(R1, "pose-app")
+    parts = {abandoned: 600, arrived: 400}
+    steps = plan_change(board(R1, parts=parts, free_bytes=SPARE_BYTES), deploy(R2))
+    assert [spec.kind for spec in steps] == ["prune", *WHOLE]
+    assert abandoned not in steps[0].inputs["keep_images"]
+
+
+def test_what_was_left_out_of_a_local_runtime_is_no_room() -> None:
+    without = local.disable(R1, "pose-app")
+    images = {extension.image_id: 1000 for extension in R1.extensions}
+    full = board(without, images=images, free_bytes=SPARE_BYTES)
+    wanted = deploy(runtime("2", pose_app="2"))
+    with pytest.raises(OperationError) as caught:
+        plan_change(full, wanted)
+    assert caught.value.facts["freeable_bytes"] == 0
+    steps = plan_change(replace(full, images=images | {"stray": 2000}), wanted)
+    assert image(R1, "pose-app") in step(steps, "prune")["keep_images"]
 
 
 def test_a_rollback_to_what_is_on_the_disk_needs_no_space() -> None:

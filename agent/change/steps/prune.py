@@ -43,7 +43,7 @@ class Prune:
         for image_id in unused:
             self.store.remove_image(image_id)
         whole = set(self.store.image_ids())
-        for image_id in self.store.begun_ids():
+        for image_id in self.store.begun():
             if image_id not in used or image_id in whole:
                 self.store.remove_part(image_id)
         if unused:

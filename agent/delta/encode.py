@@ -21,12 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
 from agent.delta.apply import file_sha256
 from agent.delta.format import (
-    DEFAULT_SEGMENT_BYTES,
-    DEFAULT_WINDOW_BYTES,
+    MAX_SEGMENT_BYTES,
+    MAX_WINDOW_BYTES,
     MIN_WINDOW_BYTES,
     DeltaInfo,
     Op,
@@ -37,6 +36,7 @@ from agent.delta.format import (
     pack_trailer,
 )
 from agent.delta.match import Buffer, Run, find_runs
+from agent.delta.output import whole_file
 
 Progress = Callable[[int, int], None]
 
@@ -80,29 +80,20 @@ def encode_delta(
 ) -> DeltaInfo:
     """Write to `out` a delta that makes `result` from `base`; without a base, the full transfer.
 
-    `out` appears complete or not at all.
+    `out` appears complete and on disk, or not at all.
     """
-    info = DeltaInfo(
-        base_sha256=file_sha256(base) if base else None,
-        base_size_bytes=base.stat().st_size if base else 0,
-        result_sha256=file_sha256(result),
-        result_size_bytes=result.stat().st_size,
-    )
-    part = out.with_name(out.name + ".part")
-    try:
+    with whole_file(out, base, result) as part:
+        info = DeltaInfo(
+            base_sha256=file_sha256(base) if base else None,
+            base_size_bytes=base.stat().st_size if base else 0,
+            result_sha256=file_sha256(result),
+            result_size_bytes=result.stat().st_size,
+        )
         with _mapped(base) as old, _mapped(result) as new, part.open("wb") as file:
             writer = _Writer(file, info, progress)
             for candidate in _choose(_segments(old, new), old, new, effort):
                 writer.add(*candidate)
             writer.finish()
-        part.replace(out)
-    except OSError as cause:
-        raise OperationError(
-            ErrorCode.NO_SPACE if cause.errno == 28 else ErrorCode.INTERNAL,
-            f"cannot write the delta {out}: {cause.strerror}",
-        ) from cause
-    finally:
-        part.unlink(missing_ok=True)
     return info
 
 
@@ -182,7 +173,7 @@ def _groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
     for position, run in enumerate(runs):
         short = run.offset is not None and run.length <= _BRIDGED_COPY_BYTES
         inside = short and group and position + 1 < len(runs)
-        if group and (not (run.offset is None or inside) or _length(group) + run.length > DEFAULT_SEGMENT_BYTES):
+        if group and (not (run.offset is None or inside) or _length(group) + run.length > MAX_SEGMENT_BYTES):
             yield from _without_tail(group)
             group = []
         if run.offset is None or (inside and group):
@@ -250,8 +241,8 @@ def _estimate_apart(
 
 
 def _estimate_gap(gap: Run, old: Buffer, new: Buffer, shifts: Sequence[int]) -> Iterator[_Segment]:
-    for start in range(gap.start, gap.start + gap.length, DEFAULT_SEGMENT_BYTES):
-        length = min(DEFAULT_SEGMENT_BYTES, gap.start + gap.length - start)
+    for start in range(gap.start, gap.start + gap.length, MAX_SEGMENT_BYTES):
+        length = min(MAX_SEGMENT_BYTES, gap.start + gap.length - start)
         yield _Segment(start, _estimate(start, new[start : start + length], old, shifts))
 
 
@@ -286,7 +277,7 @@ class _Segment:
         op = best[0]
         if op.kind is OpKind.PREFIX and len(best[1]) > _WIDE_FROM_BYTES and len(old) > op.window_bytes:
             shift = op.offset + op.window_bytes // 2 - self.start - op.length // 2
-            best = min(best, _prefix(self.start, data, old, shift, DEFAULT_WINDOW_BYTES, _WIDE_LEVEL), key=_size)
+            best = min(best, _prefix(self.start, data, old, shift, MAX_WINDOW_BYTES, _WIDE_LEVEL), key=_size)
         return best
 
 
@@ -295,7 +286,7 @@ def _size(way: Candidate) -> int:
 
 
 def _window_size(length: int) -> int:
-    return min(DEFAULT_WINDOW_BYTES, max(_SMALL_WINDOW_BYTES, 4 * length))
+    return min(MAX_WINDOW_BYTES, max(_SMALL_WINDOW_BYTES, 4 * length))
 
 
 def _data(data: bytes) -> Candidate:

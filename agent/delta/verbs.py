@@ -17,6 +17,7 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta.apply import apply_delta, file_chunks
 from agent.delta.describe import describe
+from agent.delta.output import whole_file
 
 Progress = Callable[[int, int], None]
 
@@ -65,21 +66,13 @@ def run_create(arguments: argparse.Namespace) -> int:
 
 
 def run_apply(arguments: argparse.Namespace) -> int:
-    """Apply into a part file beside OUT, then rename it."""
+    """Apply, then print what was made."""
     base = _base(arguments.old)
     _readable(arguments.delta)
     out: Path = arguments.out
-    part = out.with_name(out.name + ".part")
     began = time.monotonic()
-    try:
-        with _Meter("apply") as meter:
-            info = apply_delta(base, file_chunks(arguments.delta), part, progress=meter)
-        part.replace(out)
-    except OSError as cause:
-        code = ErrorCode.NO_SPACE if cause.errno == 28 else ErrorCode.INTERNAL
-        raise OperationError(code, f"cannot write {out}: {cause.strerror}") from cause
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out, base, arguments.delta) as part, _Meter("apply") as meter:
+        info = apply_delta(base, file_chunks(arguments.delta), part, progress=meter)
     facts = {"out": str(out), "result_sha256": info.result_sha256, "result_size_bytes": info.result_size_bytes}
     _print(arguments, {**facts, "seconds": _since(began)}, f"{out}: {info.result_size_bytes:,} bytes, hash verified")
     return 0

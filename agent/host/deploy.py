@@ -1,9 +1,10 @@
 """`avocadoctl -H board deploy`: ask the board, build, sign, serve over the same ssh, follow the change to its end.
 
 Promises to move no more than this board needs: images it holds are not offered, and for the others exactly the delta
-from its own image is made, where that image was built here. The full transfer beside it is made in a hurry: it is there
-in case the board finds its own image damaged. Nothing is guessed: the board says which target it is, and a project that
-does not support it is refused before anything is built. The result is what the board's own record says.
+from its own image is made, where that image was built here. The full transfer beside a delta is made in a hurry: it is
+there in case the board finds its own image damaged; one without a delta is made with the best effort. Nothing is
+guessed: the board says which target it is, and a project that does not support it is refused before anything is built.
+The result is what the board's own record says.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _publish(
         bases,
         keys,
         only={extension.image_id for extension in needed},
-        full_effort=Effort.QUICK,
+        spare_effort=Effort.QUICK,
         cache=transfer_cache(project),
         progress=lambda name, done, total: report.show(f"making {_short(name)}", done, total),
     )

@@ -10,10 +10,9 @@ second developer's, is still newer than what a board has seen.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +33,7 @@ from agent.contract.manifest import Manifest, image_id, manifest_bytes, parse_ma
 from agent.delta.apply import file_sha256
 from agent.delta.encode import Effort
 from agent.host.keys import Keys
-from agent.host.transfers import Progress, TransferCache, make_transfer
+from agent.host.transfers import Progress, TransferCache, hashed_name, is_whole, make_transfer
 
 TARGETS_LIFE = timedelta(days=90)
 TIMESTAMP_LIFE = timedelta(days=7)
@@ -76,7 +75,7 @@ def publish(
     keys: Keys,
     *,
     only: Collection[str] | None = None,
-    full_effort: Effort = Effort.BEST,
+    spare_effort: Effort = Effort.BEST,
     cache: TransferCache | None = None,
     now: datetime | None = None,
     progress: Progress | None = None,
@@ -84,8 +83,9 @@ def publish(
     """Make or update the repository in `folder` so that it offers `manifest`.
 
     `images`: the file of each image, by id. `bases`: per image id the older images to make deltas from. `only`: the
-    ids that need a transfer at all (None: every one). `full_effort`: what full transfers are worth; deltas are always
-    made with the best. `cache`: where transfers made before are found. Raises `keys`, `bad-manifest`, `wrong-target`.
+    ids that need a transfer at all (None: every one). `spare_effort`: what a full transfer is worth that a delta stands
+    beside; deltas, and what stands alone, are made with the best. `cache`: where transfers made before are found.
+    Raises `keys`, `bad-manifest`, `wrong-target`.
     """
     moment = (now or datetime.now(UTC)).replace(microsecond=0)
     _check(folder, manifest, moment)
@@ -95,29 +95,32 @@ def publish(
     full_bytes: dict[str, int] = {}
     delta_bytes: dict[str, dict[str, int]] = {}
     known = _known_transfers(folder)
-    make = functools.partial(make_transfer, folder / "targets", cache=cache, progress=progress)
+
+    def transfer(name: str, base: Path | None, image: Path, effort: Effort) -> Transfer:
+        found = known(name) if effort is spare_effort else None  # what lies here may have been made in a hurry
+        targets = folder / "targets"
+        return found or make_transfer(targets, base, image, name, effort=effort, cache=cache, progress=progress)
 
     for extension in manifest.extensions:
-        if only is not None and extension.image_id not in only:
+        made = extension.image_id
+        if only is not None and made not in only:
             continue
-        image = images[extension.image_id]
-        name = full_name(extension.image_id)
-        full = known.get(name) or make(None, image, name, effort=full_effort)
-        offer.add(full)
-        full_bytes[extension.image_id] = full.size_bytes
-        delta_bytes[extension.image_id] = {}
-        for base in bases.get(extension.image_id, ()):
-            base_id = image_id(file_sha256(base))
-            if base_id == extension.image_id:
-                continue
-            name = delta_name(base_id, extension.image_id)
-            delta = known.get(name) or make(base, image, name, effort=Effort.BEST)
-            if delta.size_bytes < full.size_bytes:  # otherwise the full transfer is the better delta
-                offer.add(delta)
-                delta_bytes[extension.image_id][base_id] = delta.size_bytes
+        from_base = {image_id(file_sha256(base)): base for base in bases.get(made, ())}
+        deltas = {
+            base_id: transfer(delta_name(base_id, made), base, images[made], Effort.BEST)
+            for base_id, base in from_base.items()
+            if base_id != made
+        }
+        full = transfer(full_name(made), None, images[made], spare_effort if deltas else Effort.BEST)
+        # A larger delta is none: the full transfer is the better one.
+        smaller = {base_id: delta for base_id, delta in deltas.items() if delta.size_bytes < full.size_bytes}
+        for each in (full, *smaller.values()):
+            offer.add(each)
+        full_bytes[made] = full.size_bytes
+        delta_bytes[made] = {base_id: delta.size_bytes for base_id, delta in smaller.items()}
     data = manifest_bytes(manifest)
     sha256 = hashlib.sha256(data).hexdigest()
-    _write(folder / "targets" / f"{sha256}.{MANIFEST_NAME}", data)
+    _write(folder / "targets" / hashed_name(sha256, MANIFEST_NAME), data)
     offer.add_file(MANIFEST_NAME, len(data), sha256)
     version, expires = _sign_all(folder, offer, keys, moment)
     _prune(folder)
@@ -159,18 +162,21 @@ def _served_manifest(folder: Path) -> Manifest | None:
     if targets is None:
         return None
     entry = targets.signed.targets[MANIFEST_NAME]
-    return parse_manifest((folder / "targets" / f"{entry.hashes['sha256']}.{MANIFEST_NAME}").read_bytes())
+    return parse_manifest((folder / "targets" / hashed_name(entry.hashes["sha256"], MANIFEST_NAME)).read_bytes())
 
 
-def _known_transfers(folder: Path) -> dict[str, Transfer]:
-    """The transfers that are offered now; an image's name is its content, so they hold for the next runtime too."""
+def _known_transfers(folder: Path) -> Callable[[str], Transfer | None]:
+    """Finds what is offered now and still whole; an image's name is its content, so it holds for the next runtime."""
     targets = _current_targets(folder)
-    found: dict[str, Transfer] = {}
-    for name, entry in targets.signed.targets.items() if targets else ():
-        transfer = parse_transfer(name, entry.length, entry.hashes["sha256"], entry.custom or {})
-        if transfer and (folder / "targets" / f"{transfer.sha256}.{name}").is_file():
-            found[name] = transfer
-    return found
+    entries = targets.signed.targets if targets else {}
+
+    def known(name: str) -> Transfer | None:
+        if (entry := entries.get(name)) is None:
+            return None
+        found = parse_transfer(name, entry.length, entry.hashes["sha256"], entry.custom or {})
+        return found if found and is_whole(folder / "targets" / hashed_name(found.sha256, name)) else None
+
+    return known
 
 
 def _sign_all(folder: Path, offer: _Offer, keys: Keys, moment: datetime) -> tuple[int, datetime]:
@@ -248,7 +254,7 @@ def _prune(folder: Path) -> None:
     for path in (folder / "metadata").glob("*.targets.json"):
         if _version_of(path) in versions:
             entries = json.loads(path.read_bytes())["signed"]["targets"]
-            alive |= {f"{entry['hashes']['sha256']}.{name}" for name, entry in entries.items()}
+            alive |= {hashed_name(entry["hashes"]["sha256"], name) for name, entry in entries.items()}
         else:
             doomed.append(path)
     doomed += [path for path in (folder / "targets").iterdir() if path.name not in alive]

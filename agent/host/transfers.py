@@ -2,7 +2,8 @@
 
 An image's id is its content, so a transfer between two ids holds for ever. Those made with the best effort are kept in
 a folder beside the images and hard-linked into every repository that offers them; they go when their image goes. A
-transfer made in a hurry is not kept.
+transfer made in a hurry is not kept. A file is named for its hash and for what it is, and is hashed before it is
+offered again: one that was damaged meanwhile is made anew.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.contract.delta import Transfer, chunk_bytes_for
-from agent.contract.errors import OperationError
-from agent.delta.apply import file_chunks
+from agent.delta.apply import file_chunks, file_sha256
 from agent.delta.describe import read_info
 from agent.delta.encode import Effort, encode_delta
 
@@ -25,29 +25,24 @@ Progress = Callable[[str, int, int], None]  # what is encoded, bytes done, of ho
 
 @dataclass(frozen=True, slots=True)
 class TransferCache:
-    """Transfers by name in `folder`, of images that lie in `images` as `<image_id>.raw`."""
+    """Transfers in `folder`, of images that lie in `images` as `<image_id>.raw`."""
 
     folder: Path
     images: Path
 
     def find(self, name: str) -> Path | None:
-        """The transfer of that name, if it was made before and still reads as one."""
-        path = self.folder / name
-        try:
-            read_info(path)
-        except (OSError, OperationError):
-            return None
-        return path
+        """The transfer of that name, if it was made before and its bytes are what they were."""
+        return next((path for path in self.folder.glob(f"*.{name}") if is_whole(path)), None)
 
     def keep(self, name: str, file: Path) -> None:
         """Remember a finished transfer."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _link(file, self.folder / name)
+        _link(file, self.folder / hashed_name(file_sha256(file), name))
 
     def prune(self) -> None:
         """What makes an image that is no longer here goes with it."""
         for path in self.folder.glob("*"):
-            made = path.name.rpartition("--")[2].partition(".")[0]
+            made = path.stem.partition(".")[2].rpartition("--")[2]
             if not (self.images / f"{made}.raw").exists():
                 path.unlink(missing_ok=True)
 
@@ -73,8 +68,18 @@ def make_transfer(
         if cache and effort is Effort.BEST:
             cache.keep(name, part)
     transfer = describe_transfer(part, name)
-    part.replace(targets / f"{transfer.sha256}.{name}")
+    part.replace(targets / hashed_name(transfer.sha256, name))
     return transfer
+
+
+def hashed_name(sha256: str, name: str) -> str:
+    """What a file of that hash is called, in a repository and in the cache."""
+    return f"{sha256}.{name}"
+
+
+def is_whole(file: Path) -> bool:
+    """The file is there, and its bytes hash to its name."""
+    return file.is_file() and file.name.startswith(f"{file_sha256(file)}.")
 
 
 def describe_transfer(file: Path, name: str) -> Transfer:

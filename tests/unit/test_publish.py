@@ -13,8 +13,12 @@ import pytest
 from agent import cli
 from agent.contract.manifest import image_id
 from agent.delta.apply import file_sha256
+from agent.delta.encode import Effort, encode_delta
 from agent.host import transfers
 from agent.host.image import erofs_version
+from agent.host.keys import init_keys
+from agent.host.repository import publish
+from tests.hostile import board as hostile
 
 pytestmark = pytest.mark.skipif(shutil.which("mkfs.erofs") is None, reason="mkfs.erofs is not installed")
 
@@ -90,6 +94,56 @@ def test_what_was_made_once_is_found_again_in_any_repository(
     assert all(name.startswith(file_sha256(tmp_path / "elsewhere/targets" / name)) for name in names)
 
 
+def test_a_transfer_that_was_damaged_meanwhile_is_made_anew(project: Publisher, tmp_path: Path) -> None:
+    for seed in range(2):
+        project.change(seed)
+        first = project.publish()
+    cache = project.folder / "build/cache/transfers"
+    for path in cache.iterdir():  # the same file lies in the repository
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 1
+        path.write_bytes(data)
+    for folder in (project.folder / "build/repository/virtual", tmp_path / "elsewhere"):
+        again = project.publish("--out", str(folder))
+        assert again["full_bytes"] == first["full_bytes"]
+        targets = [path for path in (folder / "targets").iterdir() if path.suffix in (".full", ".delta")]
+        assert len(targets) == 3
+        assert all(path.name.startswith(file_sha256(path)) for path in targets)
+        assert all((cache / path.name).samefile(path) for path in targets)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_only_a_full_transfer_with_a_delta_beside_it_is_made_in_a_hurry(tmp_path: Path, is_known: bool) -> None:
+    text = b"".join(b"line %d, %d\n" % (n, n * n) for n in range(9000))
+    for name, data in (("old", text), ("new", text.replace(b"line 7", b"row 7"))):
+        (tmp_path / name).write_bytes(data)
+    extension = hostile.extension((tmp_path / "new").read_bytes())
+    keys = init_keys(tmp_path / "keys", None, now=hostile.PUBLISHED)
+    manifest = hostile.manifest((tmp_path / "new").read_bytes())
+
+    def offered(bases: list[Path], folder: str) -> int:
+        made = extension.image_id
+        found = publish(
+            tmp_path / folder,
+            manifest,
+            {made: tmp_path / "new"},
+            {made: bases},
+            keys,
+            spare_effort=Effort.QUICK,
+            now=hostile.PUBLISHED,
+        )
+        assert len(found.delta_bytes[made]) == len(bases)
+        return found.full_bytes[made]
+
+    sizes = {}
+    for effort in Effort:
+        encode_delta(None, tmp_path / "new", tmp_path / "full", effort=effort)
+        sizes[effort] = (tmp_path / "full").stat().st_size
+    assert sizes[Effort.BEST] < sizes[Effort.QUICK]
+    assert offered([tmp_path / "old"], "repository") == sizes[Effort.QUICK]
+    assert offered([], "repository" if is_known else "elsewhere") == sizes[Effort.BEST]
+
+
 def test_a_kept_transfer_goes_with_its_image(project: Publisher) -> None:
     project.change(0)
     project.publish()
@@ -100,7 +154,8 @@ def test_a_kept_transfer_goes_with_its_image(project: Publisher) -> None:
         path.unlink()
     project.change(1)
     project.publish()
-    assert {path.stem for path in kept.iterdir()} == {path.stem for path in (project.folder / "build/images").iterdir()}
+    made = {path.stem.partition(".")[2] for path in kept.iterdir()}
+    assert made == {path.stem for path in (project.folder / "build/images").iterdir()}
 
 
 def test_a_refresh_renews_the_timestamp_with_the_online_key_alone(project: Publisher) -> None:

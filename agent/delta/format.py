@@ -17,11 +17,9 @@ from agent.contract.errors import ErrorCode, OperationError
 
 MAGIC = b"AVODELTA"
 FORMAT = 1
-DEFAULT_SEGMENT_BYTES = 1 << 20
-DEFAULT_WINDOW_BYTES = 4 << 20
-# What this decoder agrees to hold at once, however large the header's own bounds are.
-MAX_SEGMENT_BYTES = 4 << 20
-MAX_WINDOW_BYTES = 8 << 20
+# What the encoder writes, and the most that the decoder agrees to hold at once.
+MAX_SEGMENT_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 4 << 20
 MIN_WINDOW_BYTES = 8  # zstd takes nothing shorter as a dictionary
 MAX_FILE_BYTES = 1 << 40
 
@@ -51,8 +49,8 @@ class DeltaInfo:
     base_size_bytes: int
     result_sha256: str
     result_size_bytes: int
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES
-    window_bytes: int = DEFAULT_WINDOW_BYTES
+    segment_bytes: int = MAX_SEGMENT_BYTES
+    window_bytes: int = MAX_WINDOW_BYTES
     format: int = FORMAT
 
 

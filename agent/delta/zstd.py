@@ -1,7 +1,8 @@
 """The one door to zstd: frames that need a window of the old image, and frames that need nothing.
 
 `compression.zstd` is part of Python 3.14; before that, `backports.zstd` offers the same calls. Decompression is told
-the exact length beforehand and never makes more than one byte over it, whatever the frame claims.
+the exact length beforehand and takes only a frame that names the same: whatever window a frame asks for, libzstd then
+sets aside no more than that.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ else:
 
 ZstdError = zstd.ZstdError
 
-# A frame may look back over the largest window and its own segment; libzstd allocates what a frame asks for up to this.
-_WINDOW_LOG_MAX = 24
 _NOISE_LEVEL = 12
 
 Parameters = Mapping[int, int]
@@ -32,8 +31,7 @@ def parameters(level: int, length: int, window: int = 0) -> dict[int, int]:
         zstd.CompressionParameter.content_size_flag: 1,
     }
     if window:
-        reach = max(10, (length + window - 1).bit_length())
-        options[zstd.CompressionParameter.window_log] = min(_WINDOW_LOG_MAX, reach)
+        options[zstd.CompressionParameter.window_log] = max(10, (length + window - 1).bit_length())
         options[zstd.CompressionParameter.enable_long_distance_matching] = 1
     return options
 
@@ -61,18 +59,14 @@ def compress_noise(data: bytes) -> bytes:
 
 
 def decompress(frame: bytes, length: int, window: bytes = b"") -> bytes:
-    """The `length` bytes of exactly one frame. Raises ZstdError for any other frame."""
+    """The `length` bytes of exactly one frame that names its length. Raises ZstdError for any other frame."""
+    named = zstd.get_frame_info(frame).decompressed_size
+    if named != length:
+        raise ZstdError(f"a frame of {length} bytes names {'no length' if named is None else named}")
     prefix = zstd.ZstdDict(window, is_raw=True).as_prefix if window else None
-    decoder = zstd.ZstdDecompressor(
-        zstd_dict=prefix, options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
-    )
+    decoder = zstd.ZstdDecompressor(zstd_dict=prefix)
     data = decoder.decompress(frame, max_length=length + 1)
-    if len(data) != length:
-        raise ZstdError(f"a frame of {length} bytes holds {'more' if len(data) > length else len(data)}")
-    # The frame's end may need one more call when the output was filled to the byte.
-    if not decoder.eof and decoder.decompress(b"", max_length=1):
-        raise ZstdError(f"a frame of {length} bytes holds more")
-    if not decoder.eof:
+    if not decoder.eof:  # there was room for one byte more, so the end was looked for
         raise ZstdError("a frame is cut short")
     if decoder.unused_data:
         raise ZstdError("bytes follow the frame")

@@ -172,15 +172,14 @@ def test_a_number_that_lies_is_named(tmp_path: Path, base: Path, after_header: b
     assert error.message.startswith(f"cannot apply the delta: {why}")
 
 
-@pytest.mark.parametrize("window_log", [25, 27, 31])
-def test_a_frame_that_asks_for_a_large_window_is_refused_without_allocating_it(
+@pytest.mark.parametrize("window_log", [10, 24, 27, 31])
+def test_a_frame_that_names_no_length_is_refused_since_libzstd_would_set_its_window_aside(
     tmp_path: Path, base: Path, window_log: int
 ) -> None:
     # Magic, a frame header with a window descriptor and no content size, then a raw block of one byte.
     frame = struct.pack("<IBB", 0xFD2FB528, 0, (window_log - 10) << 3) + b"\x09\0\0x"
     error = refusal(base, written(base, [(Op(OpKind.DATA, 1, payload_bytes=len(frame)), frame)]), tmp_path / "out")
-    assert error.message.startswith("cannot apply the delta: a segment does not decompress: ")
-    assert "memory" in error.message.lower() or "window" in error.message.lower()
+    assert error.message == "cannot apply the delta: a segment does not decompress: a frame of 1 bytes names no length"
 
 
 BOMBS: dict[str, Callable[[int], bytes]] = {

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,8 @@ def run_transfer(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: 
 
 
 def _run(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
-    memory = part.with_suffix(".progress")
-    resume = load_progress(memory, transfer)
-    run = _Run(fetcher, transfer, base, part, progress, memory)
+    resume = load_progress(_memory(part), transfer)
+    run = _Run(fetcher, transfer, base, part, progress)
     if resume is not None:
         try:
             run.apply(resume)
@@ -69,14 +68,27 @@ def _run(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, pr
         else:
             return
         # The part was not what it was remembered to be: a power cut loses what was not synced. Start over.
-        memory.unlink(missing_ok=True)
+        _forget_progress(part)
     run.apply(None)
 
 
 def forget_transfer(part: Path) -> None:
     """The part and what was remembered of it are gone."""
     part.unlink(missing_ok=True)
-    part.with_suffix(".progress").unlink(missing_ok=True)
+    _forget_progress(part)
+
+
+def _memory(part: Path) -> Path:
+    return part.with_suffix(".progress")
+
+
+def _new_memory(part: Path) -> Path:
+    return part.with_suffix(".progress-new")
+
+
+def _forget_progress(part: Path) -> None:
+    _memory(part).unlink(missing_ok=True)
+    _new_memory(part).unlink(missing_ok=True)
 
 
 def load_progress(memory: Path, transfer: Transfer) -> Checkpoint | None:
@@ -86,23 +98,18 @@ def load_progress(memory: Path, transfer: Transfer) -> Checkpoint | None:
             document = json.loads(file.read(_MAX_PROGRESS_BYTES))
         if document["schema"] != SCHEMA or document["transfer"] != transfer.sha256:
             return None
-        fields = document["checkpoint"]
-        mark = Checkpoint(**{**fields, "info": DeltaInfo(**fields["info"])})
+        mark = Checkpoint(_promised(transfer), **document["checkpoint"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     numbers = (mark.delta_offset, mark.produced, mark.cursor, mark.crc)
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         return None
-    return mark if mark.delta_offset < transfer.size_bytes and _promised(mark.info, transfer) else None
+    return mark if mark.delta_offset < transfer.size_bytes else None
 
 
-def _promised(info: DeltaInfo, transfer: Transfer) -> bool:
-    """The delta's own header says what the signed entry says."""
-    return (info.base_sha256, info.result_sha256, info.result_size_bytes) == (
-        transfer.base_sha256,
-        transfer.result_sha256,
-        transfer.result_size_bytes,
-    )
+def _promised(transfer: Transfer) -> DeltaInfo:
+    """What the delta's own header has to say, as the signed entry says it; the bounds are the decoder's own."""
+    return DeltaInfo(transfer.base_sha256, transfer.base_size_bytes, transfer.result_sha256, transfer.result_size_bytes)
 
 
 @dataclass(slots=True)
@@ -112,7 +119,6 @@ class _Run:
     base: Base | None
     part: Path
     progress: Progress
-    memory: Path
 
     def apply(self, resume: Checkpoint | None) -> None:
         info = apply_delta(
@@ -123,20 +129,22 @@ class _Run:
             resume=resume,
             on_checkpoint=self._remember,
         )
-        self.memory.unlink(missing_ok=True)
-        if not _promised(info, self.transfer):
+        _forget_progress(self.part)
+        if info != replace(_promised(self.transfer), segment_bytes=info.segment_bytes, window_bytes=info.window_bytes):
             self.part.unlink(missing_ok=True)
             raise invalid("its header does not say what its signed entry says")
 
     def _remember(self, mark: Checkpoint) -> None:
-        document: dict[str, Any] = {"schema": SCHEMA, "transfer": self.transfer.sha256, "checkpoint": asdict(mark)}
-        temporary = self.memory.with_suffix(".progress-new")
+        checkpoint = asdict(mark)
+        del checkpoint["info"]  # the signed entry knows it
+        document: dict[str, Any] = {"schema": SCHEMA, "transfer": self.transfer.sha256, "checkpoint": checkpoint}
+        temporary, memory = _new_memory(self.part), _memory(self.part)
         with temporary.open("w", encoding="ascii") as file:
             json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())  # the part was synced just before: a power cut keeps both
-        temporary.replace(self.memory)
-        folder = os.open(self.memory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        temporary.replace(memory)
+        folder = os.open(memory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:

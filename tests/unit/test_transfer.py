@@ -1,4 +1,4 @@
-"""A transfer that goes on where it was: what is remembered of it is a hint, and whatever it says the bytes are right."""
+"""A transfer that goes on where it was: what is remembered of it is a hint, and the bytes are right all the same."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class Observed:
 
     `images` maps every complete image to its size in bytes, `parts` every begun one to the bytes it takes. `releases`
     has the extension-release keys of images on the board, by image id and kind, as far as they could be read.
-    `services` has the state of every unit that `owned_services(releases of the shown set)` names. `bystanders` belong to
-    the images that `leaving` names. `last_npu` comes from the newest change record whose facts have `npu`.
+    `services` has the state of every unit that `owned_services(releases of the shown set)` names. `bystanders` belong
+    to the images that `leaving` names. `last_npu` comes from the newest change record whose facts have `npu`.
     `after_stuck`: the last change ended stuck, so a stopped service is not a wish.
     """
 

@@ -4,7 +4,8 @@ The bytes that were signed and the values that are used must not come from two r
 document: repeated keys, fractions, booleans where no boolean belongs, numbers no other reader holds exactly, text that
 is not UTF-8 or is an unpaired surrogate, deep nesting, bytes before or after. Of TUF metadata two more things are
 checked, which its library does not: a target's name is one that cannot become a path or a terminal's escape, and a role
-does not list one key under two ids. Raises `metadata-invalid`.
+does not list one key under two ids. Raises `metadata-malformed`, `duplicate-member`, `name-refused`,
+`key-counted-twice`, or `metadata-mixed` for another role's document.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def read_strictly(data: bytes, name: str, *, booleans: frozenset[str] | None = _
         )
     except ValueError as cause:
         first = str(cause).partition("\n")[0]
-        raise _invalid(name, first or "it is not JSON") from cause
+        code = ErrorCode.DUPLICATE_MEMBER if isinstance(cause, _TwiceError) else ErrorCode.METADATA_MALFORMED
+        raise _refused(name, first or "it is not JSON", code) from cause
     _walk(document, name, "", booleans)
     return document
 
 
 def check_metadata(data: bytes, name: str) -> dict[str, Any]:
-    """TUF metadata that was read strictly and whose names and keys are what this agent allows."""
+    """TUF metadata that was read strictly and whose names and keys are what this agent allows.
+
+    `name` is the file's, `timestamp.json` or `3.root.json`: it says which role's document this has to be.
+    """
     document = read_strictly(data, name)
     signed = document.get("signed") if isinstance(document, dict) else None
     if (
@@ -64,10 +69,14 @@ def check_metadata(data: bytes, name: str) -> dict[str, Any]:
         or not isinstance(document.get("signatures"), list)
     ):
         raise _invalid(name, "it is not signed metadata")
+    role = name.removesuffix(".json").rpartition(".")[2]
+    if signed.get("_type") != role:
+        raise _refused(name, f"it is not a {role} but a {_short(signed.get('_type'))}", ErrorCode.METADATA_MIXED)
     targets = signed.get("targets")
     for target in targets if isinstance(targets, dict) else ():
         if not _TARGET_NAME.match(target) or ".." in target:
-            raise _invalid(name, f"signed.targets: {target!r} is not a name this agent knows")
+            why = f"signed.targets: {_short(target)} is not a name this agent knows"
+            raise _refused(name, why, ErrorCode.NAME_REFUSED)
     if isinstance(signed.get("keys"), dict) and isinstance(signed.get("roles"), dict):
         _check_distinct_keys(signed, name)
     return document
@@ -76,31 +85,43 @@ def check_metadata(data: bytes, name: str) -> dict[str, Any]:
 def _check_distinct_keys(signed: dict[str, Any], name: str) -> None:
     """A threshold counts keys, and a key is its material, however it is spelt and whatever id it has."""
     for role_name, role in signed["roles"].items():
+        where = f"signed.roles.{_plain(role_name[:64])}"
+        ids = role.get("keyids") if isinstance(role, dict) else None
+        if not isinstance(ids, list):
+            raise _invalid(name, f"{where} lists no keys")
         seen: dict[bytes, str] = {}
-        for key_id in role.get("keyids", ()) if isinstance(role, dict) else ():
-            key = signed["keys"].get(key_id)
-            public = key.get("keyval", {}).get("public") if isinstance(key, dict) else None
-            if not isinstance(public, str):
-                raise _invalid(name, f"signed.roles.{role_name}: key {str(key_id)[:16]!r} is not there")
-            material = _material(public)
+        for key_id in ids:
+            material = _material(signed["keys"], key_id)
+            if material is None:
+                raise _invalid(name, f"{where}: key {_short(key_id)} is not there")
             if material in seen:
-                both = f"{seen[material][:16]!r} and {str(key_id)[:16]!r}"
-                raise _invalid(name, f"signed.roles.{role_name}: {both} are one key, which counts once")
-            seen[material] = str(key_id)
+                both = f"{_short(seen[material][:16])} and {_short(key_id[:16])}"
+                raise _refused(name, f"{where}: {both} are one key, which counts once", ErrorCode.KEY_COUNTED_TWICE)
+            seen[material] = key_id
 
 
-def _material(public: str) -> bytes:
+def _material(keys: dict[str, Any], key_id: object) -> bytes | None:
+    """The key behind an id, in one spelling; None for what is no key: nobody has signed this yet."""
+    key = keys.get(key_id) if isinstance(key_id, str) else None
+    value = key.get("keyval") if isinstance(key, dict) else None
+    public = value.get("public") if isinstance(value, dict) else None
+    if not isinstance(public, str):
+        return None
     try:
         return bytes.fromhex(public)
     except ValueError:
         return "".join(public.split()).encode()
 
 
+class _TwiceError(ValueError):
+    """One member stands twice in an object."""
+
+
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key[:64]!r} stands twice")
+            raise _TwiceError(f"key {_short(key)} stands twice")
         found[key] = value
     return found
 
@@ -141,9 +162,18 @@ def _plain(text: str) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)
 
 
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 66 else text[:64] + ".."
+
+
 def _invalid(name: str, why: str) -> OperationError:
+    return _refused(name, why, ErrorCode.METADATA_MALFORMED)
+
+
+def _refused(name: str, why: str, code: ErrorCode) -> OperationError:
     return OperationError(
-        ErrorCode.METADATA_INVALID,
+        code,
         f"cannot trust {name}: {why}",
         "Publish again with avocadoctl, and look at who else can write to the repository.",
     )

@@ -20,14 +20,14 @@ from typing import Any
 from agent.contract.delta import Transfer
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta.apply import Checkpoint, apply_delta
-from agent.delta.format import DeltaInfo, invalid
+from agent.delta.format import DeltaInfo
 from agent.ports.protocols import Fetcher, Progress
 
 SCHEMA = 1
 # A dropped connection is tried again this often without a new chunk in between.
 ATTEMPTS = 3
 _MAX_PROGRESS_BYTES = 16 * 1024
-_AGAIN = (ErrorCode.FETCH_FAILED, ErrorCode.FETCH_TIMEOUT)
+_AGAIN = (ErrorCode.FETCH_FAILED, ErrorCode.FETCH_TIMEOUT, ErrorCode.SERVER_UNAVAILABLE, ErrorCode.NOT_HTTP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Base:
 def run_transfer(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
     """Decode a transfer into `part`.
 
-    Raises `hash-mismatch`, `delta-invalid`, `delta-wrong-base`, `fetch-*`, or `no-space` with the part gone.
+    Raises `hash-mismatch`, `entry-invalid`, `delta-*`, `fetch-*`, or `no-space` with the part gone.
     """
     try:
         _run(fetcher, transfer, base, part, progress)
@@ -63,7 +63,7 @@ def _run(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, pr
         try:
             run.apply(resume)
         except OperationError as error:
-            if error.code is not ErrorCode.DELTA_INVALID:
+            if error.code not in (ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_RESULT):
                 raise
         else:
             return
@@ -132,7 +132,11 @@ class _Run:
         _forget_progress(self.part)
         if info != replace(_promised(self.transfer), segment_bytes=info.segment_bytes, window_bytes=info.window_bytes):
             self.part.unlink(missing_ok=True)
-            raise invalid("its header does not say what its signed entry says")
+            raise OperationError(
+                ErrorCode.ENTRY_INVALID,
+                f"cannot use {self.transfer.name}: its header does not say what its signed entry says",
+                "Publish again with avocadoctl, and look at who else holds a release key.",
+            )
 
     def _remember(self, mark: Checkpoint) -> None:
         checkpoint = asdict(mark)

@@ -1,13 +1,14 @@
 """What may be believed, and never anything older: the policy around the TUF client.
 
-python-tuf walks the root chain, counts signatures, and checks expiry, versions, hashes and lengths. This module adds
-what it leaves open:
+python-tuf (tuf_client.py) walks the root chain, counts signatures, and checks expiry, versions, hashes and lengths.
+This module adds what it leaves open:
 
 - every document is read strictly before it is parsed, and a role may not list one key twice (signed_json.py);
 - the versions seen last are kept in a second, durable record, so that a damaged or deleted cache forgets nothing;
 - time is never before the newest `built_at` that was signed, so a dead clock accepts no expired metadata; the clock
   itself is never written down, so a wrong one does no lasting harm;
-- the manifest must be for this board, and not older than what it runs, unless a downgrade is signed.
+- the manifest must be for this board, and not older than what it runs, unless a downgrade is signed;
+- no document is longer than a bound of ours, whatever length is signed for it.
 
 A refresh works on a copy of the cache and replaces it only when everything was accepted: a refused repository leaves
 the board's state as it was. The provisioned `root.json` is read and never written.
@@ -16,28 +17,20 @@ the board's state as it was. The provisioned `root.json` is read and never writt
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tuf.api import exceptions as tuf
-from tuf.api.serialization import DeserializationError
-from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
-
-from agent.contract.delta import MANIFEST_NAME, Transfer, delta_name, full_name, parse_transfer
+from agent.contract.delta import MANIFEST_NAME, Transfer, delta_name, full_name, is_sha256, parse_transfer
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, format_time, parse_manifest, parse_time
+from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, parse_manifest, parse_time
+from agent.delta.apply import FAULTS
 from agent.ports.protocols import Fetched, Fetcher, Progress, Store
-from agent.signed_json import check_metadata, read_strictly
+from agent.signed_json import read_strictly
 from agent.transfer import Base, forget_transfer, run_transfer
 from agent.trust_state import (
-    MAX_METADATA_BYTES,
-    MAX_ROOT_BYTES,
     ROLES,
     Seen,
     Write,
@@ -47,19 +40,9 @@ from agent.trust_state import (
     load_seen,
     read_anchor,
 )
+from agent.tuf_client import Documents, Metadata, incomplete, rolled_back, run_client, untrusted
 
-# A repository holds a few entries for each image; this is a thousand of them.
-# Everything but the images has to arrive within this.
-REFRESH_S = 300.0
-_CONFIG = UpdaterConfig(
-    max_root_rotations=64,
-    max_delegations=0,
-    root_max_length=MAX_ROOT_BYTES,
-    timestamp_max_length=16 * 1024,
-    snapshot_max_length=64 * 1024,
-    targets_max_length=MAX_METADATA_BYTES,
-)
-_DELTA_FAULTS = (ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.HASH_MISMATCH, ErrorCode.NEWER_SCHEMA)
+_TRANSFER_FAULTS = FAULTS | {ErrorCode.HASH_MISMATCH, ErrorCode.LENGTH_MISMATCH, ErrorCode.ENTRY_INVALID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +99,11 @@ class TufSource:
                 run_transfer(self._fetcher, transfer, self._base(base), part, progress)
                 self._store.finish_image(extension)
             except OperationError as error:
-                if error.code in _DELTA_FAULTS:
+                if error.code in _TRANSFER_FAULTS:
                     forget_transfer(part)
-                if base is None or error.code not in (*_DELTA_FAULTS, ErrorCode.NOT_FOUND):
+                if base is None and error.code is ErrorCode.NOT_FOUND:
+                    raise incomplete(error.message) from error
+                if base is None or error.code not in (*_TRANSFER_FAULTS, ErrorCode.NOT_FOUND):
                     raise
                 note = error.message
                 continue
@@ -149,7 +134,7 @@ class TufSource:
         full = self._transfer(full_name(extension.image_id), extension, None)
         if full is None:
             raise OperationError(
-                ErrorCode.NOT_FOUND,
+                ErrorCode.REPOSITORY_INCOMPLETE,
                 f"cannot fetch image {extension.name} {extension.version}: the repository does not offer it",
                 "Publish the runtime again with every image.",
             )
@@ -163,60 +148,17 @@ class TufSource:
         try:
             found = parse_transfer(name, entry["length"], entry["hashes"]["sha256"], entry.get("custom") or {})
         except (ValueError, KeyError, TypeError, AttributeError) as cause:
-            raise _untrusted(f"the entry of {name} is false: {cause}") from cause
+            raise untrusted(f"the entry of {name} is false: {cause}", ErrorCode.ENTRY_INVALID) from cause
         if found is None:
             return None
         makes = (found.result_sha256, found.result_size_bytes) == (extension.sha256, extension.size_bytes)
         if not makes or found.base_sha256 != (base.sha256 if base else None):
-            raise _untrusted(f"the entry of {name} does not make that image")
+            raise untrusted(f"the entry of {name} does not make that image", ErrorCode.ENTRY_INVALID)
         return found
 
 
 def _size(way: tuple[Transfer, Extension | None]) -> int:
     return way[0].size_bytes
-
-
-def _untrusted(why: str) -> OperationError:
-    return OperationError(
-        ErrorCode.METADATA_INVALID,
-        f"cannot trust the repository: {why}",
-        "Publish again with avocadoctl, and look at who else can write to the repository.",
-    )
-
-
-class _Metadata(FetcherInterface):
-    """Metadata for python-tuf: bounded in size, in time as a whole, and read strictly before it is parsed."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._files = fetcher
-        self.last = ""  # the document that was read last, for messages
-        self._until = time.monotonic() + REFRESH_S
-
-    def _fetch(self, url: str) -> Iterator[bytes]:
-        raise NotImplementedError
-
-    def download_bytes(self, url: str, max_length: int) -> bytes:
-        """The document. A file that is not there is told apart, since the root chain ends with one."""
-        self.last = Path(url).name
-        try:
-            data = b"".join(self._in_time(url, self._files.get(url, max_length)))
-        except OperationError as error:
-            if error.code is ErrorCode.NOT_FOUND:
-                raise tuf.DownloadHTTPError(error.message, 404) from error
-            raise
-        check_metadata(data, self.last)
-        return data
-
-    def _in_time(self, url: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        # Each file has its own bound, and a hostile root chain has many files.
-        for piece in pieces:
-            if time.monotonic() > self._until:
-                raise OperationError(
-                    ErrorCode.FETCH_TIMEOUT,
-                    f"cannot fetch {url}: the repository's metadata took more than {REFRESH_S:g} s",
-                    "Check the connection, then deploy again.",
-                )
-            yield piece
 
 
 def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
@@ -227,11 +169,11 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="avocado-trust-") as scratch:
         work = Path(scratch)
         copy_sound(cache, work)
-        documents = _run_client(work, anchor, _Metadata(fetcher), moment)
+        documents = run_client(work, anchor, Metadata(fetcher), moment, seen)
         found = _versions(documents, seen)
         entry = documents["targets"]["signed"]["targets"].get(MANIFEST_NAME)
         if entry is None:
-            raise _untrusted("it offers no manifest")
+            raise untrusted("it offers no manifest", ErrorCode.REPOSITORY_INCOMPLETE)
         manifest = _fetch_manifest(fetcher, entry)
         _judge(manifest, trust, documents["timestamp"]["signed"]["expires"])
         found = replace(found, built_at=max(seen.built_at, manifest.built_at))
@@ -241,63 +183,12 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
     return manifest, documents["targets"]["signed"]["targets"]
 
 
-def _run_client(work: Path, anchor: bytes, fetcher: _Metadata, moment: datetime) -> dict[str, dict[str, Any]]:
-    """Refresh in `work` and give the four documents that were accepted."""
-    try:
-        client = Updater(str(work), "metadata/", fetcher=fetcher, config=_CONFIG, bootstrap=anchor)
-        # The library takes the clock itself; ours has a floor.
-        client._trusted_set.reference_time = moment
-        client.refresh()
-        documents: dict[str, dict[str, Any]] = {}
-        for role in ROLES:
-            documents[role] = json.loads((work / f"{role}.json").read_bytes())
-    except tuf.UnsignedMetadataError as cause:
-        raise OperationError(
-            ErrorCode.SIGNATURE_INVALID,
-            f"cannot trust the repository: {cause}",
-            "Publish with the keys this board was provisioned with.",
-        ) from cause
-    except tuf.ExpiredMetadataError as cause:
-        raise OperationError(
-            ErrorCode.METADATA_EXPIRED,
-            f"cannot trust the repository: {cause} (it is {format_time(moment)} here)",
-            "Run 'avocadoctl publish --refresh' on the host; if the time shown is wrong, set this board's clock.",
-        ) from cause
-    except tuf.BadVersionNumberError as cause:
-        raise _rolled_back(str(cause)) from cause
-    except tuf.DownloadHTTPError as cause:
-        raise OperationError(
-            ErrorCode.FETCH_FAILED, str(cause), "Check that this address serves a published repository."
-        ) from cause
-    except DeserializationError as cause:
-        raise _untrusted(f"{fetcher.last} does not read ({_plain(cause.__cause__ or cause)})") from cause
-    except (tuf.RepositoryError, tuf.DownloadError) as cause:
-        raise _untrusted(_plain(cause)) from cause
-    return documents
-
-
-def _plain(cause: BaseException) -> str:
-    """Its words, as far as they may reach a terminal: they can quote the document."""
-    text = str(cause)[:200] or type(cause).__name__
-    if isinstance(cause, KeyError):
-        text = f"there is no {text}"
-    return text if text.isprintable() else ascii(text)
-
-
-def _rolled_back(why: str) -> OperationError:
-    return OperationError(
-        ErrorCode.ROLLBACK_REFUSED,
-        f"cannot trust the repository: it is older than what this board has seen ({why})",
-        "Publish again on the host, which makes newer versions.",
-    )
-
-
-def _versions(documents: dict[str, dict[str, Any]], seen: Seen) -> Seen:
+def _versions(documents: Documents, seen: Seen) -> Seen:
     found = {role: int(documents[role]["signed"]["version"]) for role in ROLES}
     keys = {role: tuple(sorted(documents["root"]["signed"]["roles"][role]["keyids"])) for role in ROLES}
     for role, version in found.items():
         if version < (least := seen.floor(role, keys[role])):
-            raise _rolled_back(f"{role} version {version}, seen {least}")
+            raise rolled_back(f"{role} version {version}, seen {least}")
     return replace(
         seen,
         root=found["root"],
@@ -309,10 +200,19 @@ def _versions(documents: dict[str, dict[str, Any]], seen: Seen) -> Seen:
 
 
 def _fetch_manifest(fetcher: Fetcher, entry: dict[str, Any]) -> Manifest:
-    size, sha256 = entry["length"], entry["hashes"].get("sha256")
-    if size > MAX_MANIFEST_BYTES or sha256 is None:
-        raise _untrusted(f"its manifest is {size} bytes" if sha256 else "its manifest has no sha256")
-    data = b"".join(fetcher.get(f"targets/{sha256}.{MANIFEST_NAME}", size, exact=True))
+    size, sha256 = entry["length"], entry["hashes"].get("sha256", "")
+    if not is_sha256(sha256):
+        raise untrusted(f"the entry of {MANIFEST_NAME} has no sha256", ErrorCode.ENTRY_INVALID)
+    if size > MAX_MANIFEST_BYTES:
+        raise untrusted(
+            f"its manifest is {size} bytes, at most {MAX_MANIFEST_BYTES} are read", ErrorCode.FETCH_TOO_LARGE
+        )
+    try:
+        data = b"".join(fetcher.get(f"targets/{sha256}.{MANIFEST_NAME}", size, exact=True))
+    except OperationError as error:
+        if error.code is ErrorCode.NOT_FOUND:
+            raise incomplete(error.message) from error
+        raise
     if hashlib.sha256(data).hexdigest() != sha256:
         raise OperationError(
             ErrorCode.HASH_MISMATCH,
@@ -333,11 +233,11 @@ def _judge(manifest: Manifest, trust: Trust, expires: str) -> None:
             f"Deploy with --target {trust.target}.",
         )
     if manifest.built_at > expires:
-        raise _untrusted(f"its manifest says it was built at {manifest.built_at}, after its signatures expire")
+        raise untrusted(f"its manifest says it was built at {manifest.built_at}, after its signatures expire")
     active = trust.active()
     if active and active.id != manifest.id and manifest.built_at < active.built_at and not manifest.allow_downgrade:
         raise OperationError(
-            ErrorCode.ROLLBACK_REFUSED,
+            ErrorCode.DOWNGRADE_REFUSED,
             f"cannot deploy runtime {manifest.runtime.name} {manifest.runtime.version}: it was built at "
             f"{manifest.built_at}, the active one at {active.built_at}",
             "Build it again, or sign it with 'allow_downgrade: true'; to go back, run 'avocadoctl rollback'.",

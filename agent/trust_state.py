@@ -62,12 +62,17 @@ def read_anchor(folder: Path) -> bytes:
             data = file.read(MAX_ROOT_BYTES)
         check_metadata(data, path.name)
     except (OSError, OperationError) as cause:
-        raise OperationError(
-            ErrorCode.TRUST_STATE_DAMAGED,
-            f"cannot trust any repository: the provisioned {path} does not read ({_why(cause)})",
-            "Provision this board again with 'avocadoctl provision'; its runtimes stay.",
-        ) from cause
+        raise damaged_anchor(_why(cause), path) from cause
     return data
+
+
+def damaged_anchor(why: str, path: Path | str = "root.json") -> OperationError:
+    """The error for a provisioned root that cannot be used."""
+    return OperationError(
+        ErrorCode.TRUST_STATE_DAMAGED,
+        f"cannot trust any repository: the provisioned {path} does not read ({why})",
+        "Provision this board again with 'avocadoctl provision'; its runtimes stay.",
+    )
 
 
 def _why(cause: Exception) -> str:

@@ -22,6 +22,11 @@ MAX_TRANSFER_BYTES = 1 << 40
 _SHA256 = re.compile(r"\A[0-9a-f]{64}\Z")
 
 
+def is_sha256(value: object) -> bool:
+    """Whether this is a sha256 in the one spelling that becomes part of a file's name."""
+    return isinstance(value, str) and _SHA256.match(value) is not None
+
+
 def full_name(image_id: str) -> str:
     """The target name of an image's full transfer."""
     return f"{image_id}.full"
@@ -71,10 +76,12 @@ def parse_transfer(name: str, size_bytes: int, sha256: str, custom: Mapping[str,
         return None
     chunk_bytes = _whole(custom, "chunk_bytes", 1, LARGE_CHUNK_BYTES)
     chunks = custom.get("chunk_sha256")
-    if not isinstance(chunks, list) or not all(isinstance(item, str) and _SHA256.match(item) for item in chunks):
+    if not isinstance(chunks, list) or not all(is_sha256(item) for item in chunks):
         raise ValueError(f"{name}: chunk_sha256 is not a list of hashes")
     if not 1 <= size_bytes <= MAX_TRANSFER_BYTES or len(chunks) != -(-size_bytes // chunk_bytes):
         raise ValueError(f"{name}: {len(chunks)} chunks of {chunk_bytes} bytes do not make {size_bytes}")
+    if not is_sha256(sha256):
+        raise ValueError(f"{name}: there is no sha256 of it")
     has_base = "base_sha256" in custom
     return Transfer(
         name,
@@ -98,6 +105,6 @@ def _whole(custom: Mapping[str, Any], key: str, low: int, high: int) -> int:
 
 def _hash(custom: Mapping[str, Any], key: str, name: str) -> str:
     value = custom.get(key)
-    if not isinstance(value, str) or not _SHA256.match(value):
+    if not isinstance(value, str) or not is_sha256(value):
         raise ValueError(f"{name}: {key} is not a sha256")
     return value

@@ -32,21 +32,40 @@ class ErrorCode(StrEnum):
     BAD_IMAGE = "bad-image"
 
     SIGNATURE_INVALID = "signature-invalid"
+    THRESHOLD_UNMET = "threshold-unmet"
+    KEY_COUNTED_TWICE = "key-counted-twice"
+    ROOT_EXPIRED = "root-expired"
     METADATA_EXPIRED = "metadata-expired"
+    REPOSITORY_STALE = "repository-stale"
     ROLLBACK_REFUSED = "rollback-refused"
+    DOWNGRADE_REFUSED = "downgrade-refused"
     WRONG_TARGET = "wrong-target"
     INCOMPATIBLE = "incompatible"
     REQUIREMENT_UNMET = "requirement-unmet"
     TRUST_STATE_DAMAGED = "trust-state-damaged"
     METADATA_INVALID = "metadata-invalid"
+    METADATA_MALFORMED = "metadata-malformed"
+    METADATA_MIXED = "metadata-mixed"
+    DUPLICATE_MEMBER = "duplicate-member"
+    NAME_REFUSED = "name-refused"
+    ENTRY_INVALID = "entry-invalid"
+    REPOSITORY_INCOMPLETE = "repository-incomplete"
 
     FETCH_FAILED = "fetch-failed"
     FETCH_TOO_LARGE = "fetch-too-large"
     FETCH_TIMEOUT = "fetch-timeout"
+    FETCH_REDIRECTED = "fetch-redirected"
+    FETCH_COMPRESSED = "fetch-compressed"
+    FETCH_UNBOUNDED = "fetch-unbounded"
+    FETCH_WRONG_PART = "fetch-wrong-part"
+    SERVER_UNAVAILABLE = "server-unavailable"
+    NOT_HTTP = "not-http"
+    LENGTH_MISMATCH = "length-mismatch"
     HASH_MISMATCH = "hash-mismatch"
     NO_SPACE = "no-space"
     DELTA_INVALID = "delta-invalid"
     DELTA_WRONG_BASE = "delta-wrong-base"
+    DELTA_WRONG_RESULT = "delta-wrong-result"
 
     UNIT_FAILED = "unit-failed"
     NPU_BUSY = "npu-busy"
@@ -88,6 +107,8 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.REQUIREMENT_UNMET: 25,
     ErrorCode.TRUST_STATE_DAMAGED: 26,
     ErrorCode.METADATA_INVALID: 27,
+    ErrorCode.THRESHOLD_UNMET: 28,
+    ErrorCode.REPOSITORY_STALE: 29,
     ErrorCode.FETCH_FAILED: 30,
     ErrorCode.FETCH_TOO_LARGE: 31,
     ErrorCode.FETCH_TIMEOUT: 32,
@@ -95,6 +116,9 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.NO_SPACE: 34,
     ErrorCode.DELTA_INVALID: 35,
     ErrorCode.DELTA_WRONG_BASE: 36,
+    ErrorCode.SERVER_UNAVAILABLE: 37,
+    ErrorCode.FETCH_REDIRECTED: 38,
+    ErrorCode.FETCH_COMPRESSED: 39,
     ErrorCode.UNIT_FAILED: 40,
     ErrorCode.NPU_BUSY: 41,
     ErrorCode.SWITCH_FAILED: 42,
@@ -110,7 +134,39 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.BUILD_FAILED: 60,
     ErrorCode.TOOL_MISSING: 61,
     ErrorCode.KEYS: 62,
+    ErrorCode.ROOT_EXPIRED: 70,
+    ErrorCode.DOWNGRADE_REFUSED: 71,
+    ErrorCode.METADATA_MIXED: 72,
+    ErrorCode.METADATA_MALFORMED: 73,
+    ErrorCode.DUPLICATE_MEMBER: 74,
+    ErrorCode.KEY_COUNTED_TWICE: 75,
+    ErrorCode.NAME_REFUSED: 76,
+    ErrorCode.ENTRY_INVALID: 77,
+    ErrorCode.REPOSITORY_INCOMPLETE: 78,
+    ErrorCode.FETCH_UNBOUNDED: 80,
+    ErrorCode.FETCH_WRONG_PART: 81,
+    ErrorCode.NOT_HTTP: 82,
+    ErrorCode.LENGTH_MISMATCH: 83,
+    ErrorCode.DELTA_WRONG_RESULT: 84,
 }
+
+# What whoever stands between a board and its repository can bring about without a key. It says nothing about a runtime.
+ON_THE_WAY = frozenset(
+    {
+        ErrorCode.FETCH_FAILED,
+        ErrorCode.FETCH_TOO_LARGE,
+        ErrorCode.FETCH_TIMEOUT,
+        ErrorCode.FETCH_REDIRECTED,
+        ErrorCode.FETCH_COMPRESSED,
+        ErrorCode.FETCH_UNBOUNDED,
+        ErrorCode.FETCH_WRONG_PART,
+        ErrorCode.SERVER_UNAVAILABLE,
+        ErrorCode.NOT_HTTP,
+        ErrorCode.LENGTH_MISMATCH,
+        ErrorCode.HASH_MISMATCH,
+        ErrorCode.REPOSITORY_INCOMPLETE,
+    }
+)
 
 
 class OperationError(Exception):

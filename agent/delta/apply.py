@@ -1,9 +1,10 @@
 """Builds a file out of a base and a delta that arrives in pieces, in bounded memory, strictly in order.
 
-A delta is refused with `delta-invalid` (or `delta-wrong-base`) and the part file is then gone: nothing half built
-stays behind. When the bytes stop arriving, or the process dies, the part file stays and the last checkpoint says how
-far it is good. Resuming reads the part back and compares its hash with the checkpoint's before it goes on. The result
-is complete only when its hash and its size are those of the header, and the CRC of the delta's own bytes agrees.
+A delta is refused with `delta-invalid`, `delta-wrong-base` or `delta-wrong-result`, and the part file is then gone:
+nothing half built stays behind. When the bytes stop arriving, or the process dies, the part file stays and the last
+checkpoint says how far it is good. Resuming reads the part back and compares its hash with the checkpoint's before it
+goes on. The result is complete only when its hash and its size are those of the header, and the CRC of the delta's own
+bytes agrees.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ _COPY_BYTES = 256 * 1024
 _ADD_BYTES = 64 * 1024
 # A checkpoint costs one small file; this often is enough to lose little and write little.
 CHECKPOINT_BYTES = 1 << 20
+# What says that this delta makes nothing of this base, whoever asks again.
+FAULTS = frozenset(
+    {
+        ErrorCode.DELTA_INVALID,
+        ErrorCode.DELTA_WRONG_BASE,
+        ErrorCode.DELTA_WRONG_RESULT,
+        ErrorCode.NEWER_SCHEMA,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ def apply_delta(
             new.flush()
             os.fsync(new.fileno())
     except OperationError as error:
-        if error.code in (ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA):
+        if error.code in FAULTS:
             part.unlink(missing_ok=True)
         raise
     return info
@@ -126,7 +136,10 @@ def _run(
     if not reader.at_end():
         raise invalid("bytes follow its end")
     if output.digest.hexdigest() != output.info.result_sha256:
-        raise invalid("the result's hash is not the one the header promises")
+        raise OperationError(
+            ErrorCode.DELTA_WRONG_RESULT,
+            "cannot apply the delta: the result's hash is not the one the header promises",
+        )
 
 
 def _pieces(op: Op, reader: Reader, old: BinaryIO | None) -> Iterator[bytes]:

@@ -1,9 +1,8 @@
 """Reads files from one HTTP server that may be broken, slow or hostile: over a unix socket, TCP or TLS.
 
-One persistent connection, `GET` with `Range`, and nothing else. An answer must say how long it is, before a byte of it
-is read, and that must fit the caller's bound. Redirects, compressed answers and proxies from the environment are not
-followed. A server that stalls, or drips a byte now and then, is given up after a bounded time: a timeout per read would
-bound nothing. Every failure is an OperationError that names the address and how far it came.
+One persistent connection, `GET` with `Range`, and nothing else. Which answers are taken is answer.py. Proxies from the
+environment are not followed. A server that stalls, or drips a byte now and then, is given up after a bounded time: a
+timeout per read would bound nothing. Every failure is an OperationError that names the address and how far it came.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import http.client
 import io
 import logging
-import re
 import socket
 import ssl
 import time
@@ -21,10 +19,10 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.ports.answer import CHECK_CONNECTION, accept, failed
 
 _PIECE_BYTES = 64 * 1024
 _DRAIN_BYTES = 4 << 20
-_RANGE = re.compile(r"\Abytes (\d{1,19})-(\d{1,19})/(\d{1,19})\Z")
 
 _TIMESTAMP_BYTES = 16 * 1024
 _LOG = logging.getLogger("avocado.fetch")
@@ -70,12 +68,12 @@ class HttpFetcher:
         try:
             with _translated(url):
                 response = self._request(f"{self._base}/{path}", offset, pace)
-                left, skip = _accept(response, url, limit, exact=exact, offset=offset)
+                left, skip = accept(response, url, limit, exact=exact, offset=offset)
                 total = left
                 while left:
                     piece = response.read1(min(_PIECE_BYTES, left))
                     if not piece:
-                        raise _failed(url, f"the connection ended after {total - left} of {total} bytes")
+                        raise failed(url, f"the connection ended after {total - left} of {total} bytes")
                     left -= len(piece)
                     self._received += len(piece)
                     if skip >= len(piece):
@@ -158,47 +156,6 @@ def answers(server: HttpFetcher) -> bool:
     return True
 
 
-def _accept(response: http.client.HTTPResponse, url: str, limit: int, *, exact: bool, offset: int) -> tuple[int, int]:
-    """How many bytes of body follow, and how many of them come before `offset`. Raises for any other answer."""
-    status = response.status
-    if status in (403, 404, 410):
-        raise OperationError(
-            ErrorCode.NOT_FOUND, f"cannot fetch {url}: the server answers {status}", "", {"status": status}
-        )
-    if 300 <= status < 400:
-        raise _failed(url, f"the server redirects ({status}), and redirects are not followed")
-    if status not in (200, 206) or (status == 206 and not offset):
-        raise _failed(url, f"the server answers {status}")
-    if response.getheader("Content-Encoding", "identity") != "identity":
-        raise _failed(url, "the answer is compressed, which was not asked for")
-    # With chunked, the length is what the server feels like.
-    lengths = response.headers.get_all("Content-Length") or []
-    if len(lengths) != 1 or not re.fullmatch(r"\d{1,19}", lengths[0]) or response.getheader("Transfer-Encoding"):
-        raise _failed(url, "the answer does not say its length")
-    length, start = int(lengths[0]), 0
-    whole = length
-    if status == 206:
-        match = _RANGE.match(response.getheader("Content-Range", ""))
-        if match is None:
-            raise _failed(url, "the answer does not say which part it is")
-        start, end, whole = (int(group) for group in match.groups())
-        if start > offset or end != whole - 1 or end - start + 1 != length:
-            raise _failed(url, f"the answer is bytes {start} to {end} of {whole}, {offset} onward was asked for")
-    if exact and whole != limit:
-        raise _failed(url, f"it is {whole} bytes, {limit} are signed")
-    if whole > limit:
-        raise OperationError(
-            ErrorCode.FETCH_TOO_LARGE, f"cannot fetch {url}: it is {whole} bytes, at most {limit} are expected"
-        )
-    if offset > whole:
-        raise _failed(url, f"it is {whole} bytes, {offset} onward was asked for")
-    return length, offset - start
-
-
-def _failed(url: str, why: str) -> OperationError:
-    return OperationError(ErrorCode.FETCH_FAILED, f"cannot fetch {url}: {why}")
-
-
 class _translated:  # noqa: N801 (reads as a word where it is used)
     """Turn what sockets and http.client raise into OperationError."""
 
@@ -211,12 +168,16 @@ class _translated:  # noqa: N801 (reads as a word where it is used)
     def __exit__(self, kind: Any, cause: BaseException | None, trace: Any) -> None:
         if isinstance(cause, TimeoutError):
             raise OperationError(
-                ErrorCode.FETCH_TIMEOUT, f"cannot fetch {self._url}: the server does not answer"
+                ErrorCode.FETCH_TIMEOUT, f"cannot fetch {self._url}: the server does not answer", CHECK_CONNECTION
             ) from cause
         if isinstance(cause, OSError):
-            raise _failed(self._url, cause.strerror or str(cause)) from cause
+            raise failed(self._url, cause.strerror or str(cause)) from cause
         if isinstance(cause, http.client.HTTPException):
-            raise _failed(self._url, f"the answer is not HTTP ({type(cause).__name__})") from cause
+            raise OperationError(
+                ErrorCode.NOT_HTTP,
+                f"cannot fetch {self._url}: the answer is not HTTP ({type(cause).__name__})",
+                "Check the address and its port.",
+            ) from cause
 
 
 class _Pace:
@@ -252,7 +213,7 @@ class _Pace:
         raise OperationError(
             ErrorCode.FETCH_TIMEOUT,
             f"cannot fetch {self._url}: {self._total} bytes arrived in {taken:.0f} s",
-            "Check the connection, then deploy again; what arrived is kept.",
+            CHECK_CONNECTION,
         )
 
 

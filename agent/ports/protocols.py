@@ -221,8 +221,8 @@ class Fetcher(Protocol):
     def get(self, path: str, limit: int, *, exact: bool = False, offset: int = 0) -> Iterator[bytes]:
         """The bytes of a file from `offset` on, as they arrive; never more than `limit` bytes of the whole file.
 
-        With `exact`, the whole file has exactly `limit` bytes. Raises `not-found`, `fetch-failed`, `fetch-too-large`,
-        `fetch-timeout`, `change-cancelled`.
+        With `exact`, the whole file has exactly `limit` bytes. Raises `not-found`, `change-cancelled`, or one of
+        `ON_THE_WAY`.
         """
 
     def received_bytes(self) -> int:

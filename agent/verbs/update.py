@@ -19,24 +19,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ON_THE_WAY, ErrorCode, OperationError
 from agent.verbs.show import print_json
 
 CONFIG = Path("/etc/avocado/update.toml")
 STATE = Path("/var/lib/avocado")
 _MOST_METADATA_BYTES = 32 << 20
 
-# What ended a change without saying anything about the runtime.
-_TRANSIENT = frozenset(
-    {
-        ErrorCode.FETCH_FAILED,
-        ErrorCode.FETCH_TIMEOUT,
-        ErrorCode.NO_SPACE,
-        ErrorCode.CHANGE_CANCELLED,
-        ErrorCode.POWER_LOST,
-        ErrorCode.AGENT_UNREACHABLE,
-    }
-)
+# What ended a change without saying anything about the runtime. Whoever owns the wire must not be able to talk a board
+# out of a runtime for good by spoiling one transfer of it.
+_TRANSIENT = ON_THE_WAY | {
+    ErrorCode.NO_SPACE,
+    ErrorCode.CHANGE_CANCELLED,
+    ErrorCode.POWER_LOST,
+    ErrorCode.AGENT_UNREACHABLE,
+}
 
 EXAMPLES = """\
 examples:

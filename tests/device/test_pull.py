@@ -144,5 +144,5 @@ def test_a_repository_that_is_down_is_one_message_and_no_change(serving: Board, 
     finally:
         away.rename(repository)
     assert done.returncode != 0
-    assert json.loads(done.stderr.strip().splitlines()[-1])["code"] == "fetch-failed"
+    assert json.loads(done.stderr.strip().splitlines()[-1])["code"] == "repository-incomplete"
     assert serving.exec(["ls", "/var/lib/avocado/changes"]).stdout == before

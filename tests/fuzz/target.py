@@ -12,12 +12,11 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from agent.contract.errors import ErrorCode, OperationError
-from agent.delta.apply import apply_delta, file_chunks
+from agent.contract.errors import OperationError
+from agent.delta.apply import FAULTS, apply_delta, file_chunks
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.format import HEADER_BYTES, TRAILER_BYTES
 
-NAMED = {ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA}
 BASE = bytes(range(256)) * 64 + b"the quick brown fox\n" * 200
 BASE_SHA256 = hashlib.sha256(BASE).hexdigest()
 # A result may be as large as its header says; what is tried here stays small enough to be quick.
@@ -39,7 +38,7 @@ def try_delta(folder: Path, delta: bytes) -> None:
     try:
         apply_delta(folder / "base", [delta[at : at + 97] for at in range(0, len(delta), 97)], out)
     except OperationError as error:
-        if error.code not in NAMED:
+        if error.code not in FAULTS:
             raise
         if out.exists():
             raise AssertionError("a refused delta left a file behind") from error

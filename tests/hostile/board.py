@@ -15,7 +15,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.formats import encode_canonical
-from securesystemslib.signer import CryptoSigner
+from securesystemslib.signer import CryptoSigner, Signer
 
 from agent.contract.errors import OperationError
 from agent.contract.manifest import Extension, Manifest, RuntimeName, image_id
@@ -24,6 +24,7 @@ from agent.host.repository import publish
 from agent.ports.fetch import HttpFetcher, Limits
 from agent.ports.files import FileStore, write_durably
 from agent.trust import Trust, TufSource, open_source
+from tests.hostile.server import Server
 
 QUICK = Limits(connect_s=5, window_s=1.0, window_bytes=512, answer_s=5.0, slice_s=0.05)
 BUILT_AT = "2026-11-01T10:00:00Z"
@@ -66,6 +67,7 @@ class Stage:
     clock: str = NOW
     active: Manifest | None = None
     keys: Keys = field(init=False)
+    server: Server = field(init=False)  # serves `repository`
     sources: list[TufSource] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Stage:
         for source in self.sources:
             source.close()
 
-    def signed_by(self, role: str, document: dict[str, Any], signers: list[CryptoSigner] | None = None) -> bytes:
+    def signed_by(self, role: str, document: dict[str, Any], signers: list[Signer] | None = None) -> bytes:
         """The document, correctly signed, however odd it is."""
         data = encode_canonical(document).encode()
         signatures = [
@@ -114,9 +116,7 @@ class Stage:
         ]
         return json.dumps({"signatures": signatures, "signed": document}).encode()
 
-    def edit(
-        self, role: str, change: Callable[[dict[str, Any]], None], signers: list[CryptoSigner] | None = None
-    ) -> None:
+    def edit(self, role: str, change: Callable[[dict[str, Any]], None], signers: list[Signer] | None = None) -> None:
         """Change one role's document and sign it, and everything above it, again."""
         path = self.path_of(role)
         document = json.loads(path.read_bytes())["signed"]
@@ -143,6 +143,17 @@ class Stage:
             snapshot = json.loads((metadata / f"{version}.snapshot.json").read_bytes())["signed"]
             version = snapshot["meta"]["targets.json"]["version"]
         return metadata / f"{version}.{role}.json"
+
+    def entry(self, suffix: str) -> dict[str, Any]:
+        """The signed entry of the target whose name ends so."""
+        targets = json.loads(self.path_of("targets").read_bytes())["signed"]["targets"]
+        found: dict[str, Any] = targets[self.target_named(suffix)]
+        return found
+
+    def target_named(self, suffix: str) -> str:
+        """The name of the signed target that ends so."""
+        targets = json.loads(self.path_of("targets").read_bytes())["signed"]["targets"]
+        return next(name for name in targets if name.endswith(suffix))
 
     def target_file(self, suffix: str) -> Path:
         return next(path for path in (self.repository / "targets").iterdir() if path.name.endswith(suffix))

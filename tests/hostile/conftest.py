@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.board import Stage
-from tests.hostile.server import Server, serving
+pytest.register_assert_rewrite("tests.hostile.case")
+
+from tests.hostile.board import Stage  # noqa: E402
+from tests.hostile.server import Server, serving  # noqa: E402
 
 
 @pytest.fixture
@@ -19,4 +21,5 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 @pytest.fixture
 def server(stage: Stage) -> Iterator[Server]:
     with serving(stage.repository) as running:
+        stage.server = running
         yield running

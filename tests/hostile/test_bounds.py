@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from agent import trust
+from agent import tuf_client
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.key_changes import rotate
 from agent.signed_json import read_strictly
@@ -35,7 +35,7 @@ def test_reading_costs_a_small_multiple_of_the_document(name: str) -> None:
     try:
         read_strictly(data, "targets.json")
     except OperationError as error:
-        assert error.code is ErrorCode.METADATA_INVALID
+        assert error.code is ErrorCode.METADATA_MALFORMED
         assert len(error.message) < 400
     finally:
         took = time.thread_time() - began
@@ -51,7 +51,7 @@ def test_all_metadata_together_has_one_deadline(stage: Stage, server: Server, mo
     for _ in range(12):
         rotate(stage.keys, "online", now=PUBLISHED)
     stage.publish(image(0))
-    monkeypatch.setattr(trust, "REFRESH_S", 0.5)
+    monkeypatch.setattr(tuf_client, "REFRESH_S", 0.5)
 
     def slowly(handler: Handler, body: bytes) -> None:
         handler.server_state.closing.wait(0.2)

@@ -70,7 +70,7 @@ def test_a_dead_clock_follows_new_publications_for_years(stage: Stage, server: S
         assert stage.source(server.url).manifest() == offered
         assert seen(stage)["built_at"] == built
     stage.edit("timestamp", lambda signed: signed.update(expires="2027-01-01T00:00:00Z", version=signed["version"] + 1))
-    assert refused(stage.source(server.url).manifest).code is ErrorCode.METADATA_EXPIRED
+    assert refused(stage.source(server.url).manifest).code is ErrorCode.REPOSITORY_STALE
 
 
 def test_a_clock_in_2100_refuses_everything_and_writes_nothing_down(stage: Stage, server: Server) -> None:
@@ -79,7 +79,7 @@ def test_a_clock_in_2100_refuses_everything_and_writes_nothing_down(stage: Stage
     before = stage.snapshot()
     stage.clock = FAR
     for _ in range(3):
-        assert refused(stage.source(server.url).manifest).code is ErrorCode.METADATA_EXPIRED
+        assert refused(stage.source(server.url).manifest).code is ErrorCode.ROOT_EXPIRED
     assert stage.snapshot() == before
     stage.clock = NOW
     stage.source(server.url).manifest()

@@ -12,7 +12,7 @@ import pytest
 
 import agent
 from agent.contract.errors import ErrorCode, OperationError
-from tests.hostile.board import Stage, image, later
+from tests.hostile.board import Stage, image, later, manifest
 from tests.hostile.server import Handler, Server
 
 SIZE = 700_000
@@ -188,15 +188,14 @@ def test_a_board_without_the_host_s_packages_verifies_and_fetches(stage: Stage, 
     assert (finished.stdout, finished.stderr) == ("full\n", "")
 
 
-def test_a_second_refresh_fetches_only_the_timestamp(stage: Stage, server: Server) -> None:
-    stage.publish(image(1, SIZE))
+def test_the_same_timestamp_again_asks_for_nothing_more(stage: Stage, server: Server) -> None:
+    offered = stage.publish(image(0))
     stage.source(server.url).manifest()
     server.asked.clear()
-    stage.source(server.url).manifest()
-    assert [path for path, _ in server.asked if not path.startswith("/targets/")] == [
-        "/metadata/2.root.json",
-        "/metadata/timestamp.json",
-    ]
+    assert stage.source(server.url).manifest() == offered
+    asked = [path for path, _ in server.asked]
+    assert asked[:2] == ["/metadata/2.root.json", "/metadata/timestamp.json"]
+    assert not any("snapshot" in path or "targets.json" in path for path in asked)
 
 
 def test_a_newer_publication_replaces_an_older_one(stage: Stage, server: Server) -> None:
@@ -205,3 +204,9 @@ def test_a_newer_publication_replaces_an_older_one(stage: Stage, server: Server)
     stage.publish(image(1, SIZE), at=later(1), built_at="2026-11-02T10:00:00Z")
     stage.clock = "2026-11-03T00:00:00Z"
     assert stage.source(server.url).manifest().built_at == "2026-11-02T10:00:00Z"
+
+
+def test_a_signed_permission_allows_a_downgrade(stage: Stage, server: Server) -> None:
+    stage.active = manifest(image(1), built_at="2026-11-01T10:00:01Z")
+    stage.publish(image(0), allow_downgrade=True)
+    assert stage.source(server.url).manifest().built_at < stage.active.built_at

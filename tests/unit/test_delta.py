@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
-from agent.delta.apply import Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
+from agent.delta.apply import FAULTS, Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
 from agent.delta.encode import Effort, encode_delta, subtract_bytes
 from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
-
-NAMED = {ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA}
 
 
 def round_trip(folder: Path, old: bytes | None, new: bytes) -> bytes:
@@ -130,7 +128,7 @@ def refuse(base: Path | None, delta: bytes, out: Path) -> OperationError:
     with pytest.raises(OperationError) as refused:
         apply_delta(base, [delta], out)
     assert not out.exists(), "a refused delta left a file behind"
-    assert refused.value.code in NAMED
+    assert refused.value.code in FAULTS
     assert refused.value.message.startswith("cannot apply the delta: ")
     return refused.value
 

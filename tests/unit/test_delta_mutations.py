@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import OperationError
 from agent.delta import zstd
-from agent.delta.apply import Reader, apply_delta, file_sha256
+from agent.delta.apply import FAULTS, Reader, apply_delta, file_sha256
 from agent.delta.format import (
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -33,7 +33,6 @@ from agent.delta.format import (
     read_op,
 )
 
-NAMED = {ErrorCode.DELTA_INVALID, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NEWER_SCHEMA}
 MEMORY_BYTES = 12 << 20
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -85,7 +84,7 @@ def refusal(base: Path, delta: bytes, out: Path) -> OperationError:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert refused.value.code in NAMED
+    assert refused.value.code in FAULTS
     assert not out.exists(), "a refused delta left a file behind"
     assert peak < MEMORY_BYTES
     return refused.value

@@ -19,6 +19,8 @@ def change(outcome: str, **more: Any) -> dict[str, Any]:
 
 UNHEALTHY = {"code": "unhealthy", "message": "cannot prove pose.service healthy: OKS 0.2", "remedy": ""}
 LOST = {"code": "fetch-timeout", "message": "cannot fetch x: 0 bytes arrived in 20 s", "remedy": ""}
+SPOILT = {"code": "hash-mismatch", "message": "cannot use x: its bytes do not match", "remedy": ""}
+ELSEWHERE = {"code": "fetch-redirected", "message": "cannot fetch x: the server redirects (302)", "remedy": ""}
 POWER = {"code": "power-lost", "message": "cannot finish: power lost before activation", "remedy": ""}
 BACK = {"from_runtime": NEW, "to_runtime": OLD}
 
@@ -29,6 +31,8 @@ BACK = {"from_runtime": NEW, "to_runtime": OLD}
         ([], ""),
         ([change("reverted", reason=LOST)], ""),
         ([change("reverted", reason=POWER)], ""),
+        ([change("reverted", reason=SPOILT)], ""),
+        ([change("reverted", reason=ELSEWHERE)], ""),
         ([change("planned")], ""),
         (
             [change("reverted", reason=UNHEALTHY)],

@@ -39,6 +39,7 @@ from inference.prepare.ranges import VARIANTS
 from inference.prepare.recipe import RECIPES, quantize
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.source import Source, read_source
+from inference.prepare.uncut import write_uncut
 from inference.prepare.vela import compile_for
 from inference.prepare.writer import write_float
 from inference.tensors import cut
@@ -128,7 +129,6 @@ def main() -> int:
     parser.add_argument(
         "--labelled", type=Path, metavar="DIR", help="pictures with COCO keypoints as .json beside them"
     )
-    parser.add_argument("--whole", type=Path, metavar="FILE", help="the whole INT8 graph, to see what it leaves behind")
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench/prepare.json")
     arguments = parser.parse_args()
     source = read_source(arguments.assets / "movenet-lightning.json")
@@ -146,7 +146,7 @@ def main() -> int:
             row = {**found.as_dict(), "oks": _oks(source.contract, content, kernels, people)}
             rows.setdefault(name, {"cpu_s": seconds[name]})[kernels.name.lower()] = row
             _show(name, kernels, found, row["oks"], seconds[name])
-    placement = _placement(files[PER_CHANNEL], arguments.whole)
+    placement = _placement(source, files[PER_CHANNEL], arguments.assets / "calibration")
     ours, channel = (rows[name]["fast"]["distance_mean"] for name in (OURS, PER_CHANNEL))
     limit = max(LIMIT, LIMIT_FACTOR * channel)
     print(f"ours {ours:.4f}, at most {limit:.4f}; the recipes took at most {peak_mib} MiB, at most {LIMIT_MIB}")
@@ -186,15 +186,18 @@ def _oks(
     )
 
 
-def _placement(heads: bytes, whole: Path | None) -> dict[str, Any]:
-    """What an Ethos-U takes of the model cut at its heads, and of the whole graph where it is at hand."""
+def _placement(source: Source, heads: bytes, folder: Path) -> dict[str, Any]:
+    """What an Ethos-U takes of the model cut at its heads, and of the whole graph."""
+    if source.decode is None:
+        raise AssertionError("MoveNet's graph has a decode of its own")
+    calibration = list(pictures.load_pictures(folder, source.side))
+    whole = write_uncut(source.net, source.decode, lambda: calibration, VARIANTS["percentile"])
     found = {}
     try:
-        for name, content in {"heads": heads, "whole": whole.read_bytes() if whole else b""}.items():
-            if content:
-                compiled = compile_for(content, RECIPES["imx93-ethosu"].vela)
-                print(f"Ethos-U65, {name}: {compiled.placement.counts()}; {compiled.placement.summary()}")
-                found[name] = compiled.placement.as_dict()
+        for name, content in {"cut at its heads": heads, "whole": whole}.items():
+            compiled = compile_for(content, RECIPES["imx93-ethosu"].vela)
+            print(f"Ethos-U65, {name}: {compiled.placement.counts()}: {compiled.placement.summary()}")
+            found[name] = compiled.placement.as_dict()
     except InferenceError as error:
         print(f"Ethos-U65: {error.message}")
     return found

@@ -37,6 +37,7 @@ from inference.prepare.ranges import VARIANTS
 from inference.prepare.recipe import CPU, RECIPES, Recipe, quantize
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.source import Source, check_source, read_source
+from inference.prepare.uncut import write_uncut
 from inference.prepare.vela import Compiled, compile_for, find_vela
 from inference.prepare.writer import write_float
 
@@ -153,6 +154,9 @@ def prepare_model(job: Job, say: Say) -> None:
             document["golden"]["made_with"][accelerator] = how
             document["files"][accelerator] = _entry(job, accelerator, file)
             _record_placement(document, job, accelerator, (file, folder), say)
+            if file.compiled and source.decode:
+                uncut = write_uncut(source.net, source.decode, _passes(job, source.side), VARIANTS[job.variant])
+                _show_uncut(_compile(job.recipe(accelerator), uncut), say)
         document["golden"] |= source.contract.golden(answers)
         document["digests"] = {name: sha256(folder / name) for name in arrays}
         write_document(folder, document)
@@ -309,6 +313,11 @@ def _record_placement(document: dict[str, Any], job: Job, accelerator: str, made
             f"cannot accept the model on {accelerator}: {excess}",
             "cut the model before those operators, or allow them with --require max_cpu_ops=N or max_partitions=N",
         )
+
+
+def _show_uncut(compiled: Compiled | None, say: Say) -> None:
+    if compiled is not None:
+        say(f"  not cut, it would be {compiled.placement.counts()}: {compiled.placement.summary()}")
 
 
 def _placement(job: Job, accelerator: str, file: _File, folder: Path) -> Placement | None:

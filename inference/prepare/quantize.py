@@ -58,16 +58,28 @@ def write_int8(
 ) -> bytes:
     """The network in int8, with these weights; `biases` replaces the layers' own."""
     writer = FileWriter()
-    zero = zero_byte(net)
-    writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, zero))
+    centred = normalisation(net)
+    source = writer.tensor(net.input, net.input_shape, "uint8", affine=Affine(1.0, zero_byte(net)))
+    writer.quantize(source, writer.tensor(centred.out, net.input_shape, "int8", affine=centred_codes(net)))
+    lay_int8(writer, net, ranges, codes=codes, biases=biases)
+    return writer.finish({net.input: net.input}, net.outputs)
+
+
+def lay_int8(
+    writer: FileWriter,
+    net: Net,
+    ranges: Mapping[str, Range],
+    *,
+    codes: Mapping[str, Codes],
+    biases: Mapping[str, Array] | None = None,
+) -> dict[str, Affine]:
+    """Put the network behind its normalisation, which is there already; returns the codes of every tensor."""
     affines: dict[str, Affine] = {}
     remainders: dict[str, float] = {}
     for layer in net.layers:
         if layer.kind is Kind.SUBTRACT:
-            affines[layer.out] = Affine(1.0, zero - 128)
-            remainders[layer.out] = zero - layer.subtrahend
-            output = writer.tensor(layer.out, net.input_shape, "int8", affine=affines[layer.out])
-            writer.quantize(writer.index(layer.inputs[0]), output)
+            affines[layer.out] = centred_codes(net)
+            remainders[layer.out] = zero_byte(net) - layer.subtrahend
             continue
         source = layer.inputs[0]
         affines[layer.out] = _output_codes(layer, affines[source], ranges)
@@ -81,13 +93,23 @@ def write_int8(
             if layer.kind is Kind.PAD and source in remainders:
                 remainders[layer.out] = remainders[source]
         writer.layer(layer, inputs, writer.tensor(layer.out, net.shapes[layer.out], "int8", affine=affines[layer.out]))
-    return writer.finish({net.input: net.input}, net.outputs)
+    return affines
 
 
 def zero_byte(net: Net) -> int:
     """The byte that stands for the model's zero, which is also what its paddings mean."""
-    (shift,) = (layer.subtrahend for layer in net.layers if layer.kind is Kind.SUBTRACT)
-    return int(np.clip(round(shift), 0, 255))
+    return int(np.clip(round(normalisation(net).subtrahend), 0, 255))
+
+
+def normalisation(net: Net) -> Layer:
+    """The layer that subtracts the model's zero from the picture."""
+    (layer,) = (layer for layer in net.layers if layer.kind is Kind.SUBTRACT)
+    return layer
+
+
+def centred_codes(net: Net) -> Affine:
+    """The int8 codes of the picture minus that byte."""
+    return Affine(1.0, zero_byte(net) - 128)
 
 
 def _output_codes(layer: Layer, source: Affine, ranges: Mapping[str, Range]) -> Affine:

@@ -16,7 +16,7 @@ from inference.errors import InferenceError
 from inference.prepare.contract import Contract, contract_for
 from inference.prepare.graph import Array, Net
 from inference.prepare.run import Original, Runner
-from inference.prepare.tfjs import read_movenet
+from inference.prepare.tfjs import Decode, read_movenet
 from inference.prepare.tflite import TfLite, read_file, read_tflite
 from inference.prepare.writer import write_float
 
@@ -26,11 +26,12 @@ _COMPARED = 4
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A float network, what its outputs mean, and the file it came from where that can be run."""
+    """A float network, what its outputs mean, the file it came from where that can be run, and what was cut off."""
 
     net: Net
     contract: Contract
     original: TfLite | None = None
+    decode: Decode | None = None
 
     @property
     def side(self) -> int:
@@ -42,7 +43,8 @@ def read_source(path: Path, *, input_range: tuple[float, float] | None = None, d
     """Read MODEL; InferenceError says what is wrong with it."""
     if path.suffix == ".json":
         movenet = read_movenet(path)
-        return Source(movenet.net, contract_for(movenet.net, movenet.centre_weight))
+        contract = contract_for(movenet.net, movenet.centre_weight)
+        return Source(movenet.net, contract, decode=movenet.decode)
     if path.suffix in (".h5", ".keras", ".pb", ".onnx", ".pt", ".pth"):
         raise InferenceError(
             f"cannot read model {path}: {path.suffix} files are not read here",

@@ -34,17 +34,49 @@ _CONVOLUTIONS = {
     "FusedDepthwiseConv2dNative": Kind.DEPTHWISE,
     "DepthwiseConv2dNative": Kind.DEPTHWISE,
 }
+_DECODES_WITH = frozenset(
+    (
+        *("AddV2", "Sub", "Mul", "RealDiv", "FloorDiv", "SquaredDifference", "Sqrt", "Cast", "ArgMax", "GatherNd"),
+        *("Reshape", "ExpandDims", "Pack", "Unpack", "ConcatV2"),
+    )
+)
 _ACTIVATIONS = {"Relu": Activation.RELU, "Relu6": Activation.RELU6}
 _STORED = {np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.int32)}
 _LIMIT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One operator of the graph's own decode. `outs` are several for an Unpack."""
+
+    operator: str
+    outs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    axis: int = 0
+
+    @property
+    def out(self) -> str:
+        """The first output."""
+        return self.outs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """What the graph does behind its heads, in running order; `heads` are their names there."""
+
+    steps: tuple[Step, ...]
+    heads: Mapping[str, str]
+    constants: Mapping[str, Array]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class MoveNet:
-    """The float network down to its heads, and the constant map that its decode needs."""
+    """The float network down to its heads, the constant map that its decode needs, and the decode in the graph."""
 
     net: Net
     centre_weight: Array
+    decode: Decode
 
 
 def read_movenet(path: Path) -> MoveNet:
@@ -101,7 +133,31 @@ class _Reader:
         self._named[_NORMALISED] = "centred"
         outputs = {head: self._visit(_PREFIX + node) for head, node in _HEADS.items()}
         net = Net(tuple(self._layers), "image", outputs, (1, side, side, 3))
-        return MoveNet(net, self._weights[_CENTRE_WEIGHT].reshape(side // 4, side // 4).astype(np.float32))
+        weight = self._weights[_CENTRE_WEIGHT].reshape(side // 4, side // 4).astype(np.float32)
+        return MoveNet(net, weight, self._decode())
+
+    def _decode(self) -> Decode:
+        """From the output back to the heads."""
+        heads = {head: _PREFIX + node for head, node in _HEADS.items()}
+        done: dict[str, Step] = {}
+        constants: dict[str, Array] = {}
+
+        def visit(source: str) -> None:
+            name = source.partition(":")[0]
+            if name in done or name in constants or name in heads.values():
+                return
+            if name in self._weights:
+                constants[name] = self._weights[name]
+                return
+            node = self._nodes[name]
+            for before in node["input"]:
+                visit(before)
+            for step in _steps(node):
+                done[step.out] = step
+
+        (output,) = self._nodes["Identity"]["input"]
+        visit(output)
+        return Decode(tuple(done.values()), heads, constants, output)
 
     def _normalisation(self) -> float:
         """1 / 127.5, as float16 rounded it."""
@@ -156,6 +212,17 @@ class _Reader:
             padding=Padding(_text(attributes["padding"]["s"]).lower()),
             activation=_ACTIVATIONS.get(fused[-1], Activation.NONE) if fused else Activation.NONE,
         )
+
+
+def _steps(node: Mapping[str, Any]) -> list[Step]:
+    name, inputs, attributes = node["name"], tuple(node["input"]), node.get("attr", {})
+    if node["op"] not in _DECODES_WITH:
+        raise ValueError(f"operator {node['op']} of {_short(name)} is not supported")
+    if node["op"] == "SquaredDifference":
+        # One operator only since the graph was optimised; converters know it as these two.
+        return [Step("Sub", (f"{name}/difference",), inputs), Step("Mul", (name,), (f"{name}/difference",) * 2)]
+    outs = (name, *(f"{name}:{index}" for index in range(1, int(attributes.get("num", {}).get("i", 1)))))
+    return [Step(node["op"], outs, inputs, int(attributes.get("axis", {}).get("i", 0)))]
 
 
 def _text(encoded: str) -> str:

@@ -33,7 +33,7 @@ OPERATORS = {
     Kind.SOFTMAX: (schema.BuiltinOperator.SOFTMAX, 2),
 }
 QUANTIZE = (schema.BuiltinOperator.QUANTIZE, 2)
-_TYPES = {
+TYPES = {
     "float32": schema.TensorType.FLOAT32,
     "int8": schema.TensorType.INT8,
     "uint8": schema.TensorType.UINT8,
@@ -88,7 +88,7 @@ class FileWriter:
         """Add a tensor; with `data` it is a constant."""
         tensor = schema.TensorT()
         tensor.name, tensor.shape, tensor.buffer = name.encode(), [int(side) for side in shape], 0
-        tensor.type = _TYPES[np.dtype(dtype).name]
+        tensor.type = TYPES[np.dtype(dtype).name]
         if data is not None:
             buffer = schema.BufferT()
             buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
@@ -103,14 +103,17 @@ class FileWriter:
     def layer(self, layer: Layer, inputs: Sequence[int], output: int) -> None:
         """Add the operator of a layer whose tensors are already there."""
         kind, options = _options(layer)
-        self._operator(OPERATORS[layer.kind], inputs, output, kind, options)
+        self.operator(OPERATORS[layer.kind], inputs, [output], kind, options)
 
     def quantize(self, source: int, output: int) -> None:
         """Add a QUANTIZE, which changes one code into another."""
         options = schema.QuantizeOptionsT()
-        self._operator(QUANTIZE, [source], output, schema.BuiltinOptions.QuantizeOptions, options)
+        self.operator(QUANTIZE, [source], [output], schema.BuiltinOptions.QuantizeOptions, options)
 
-    def _operator(self, code: tuple[int, int], inputs: Sequence[int], output: int, kind: int, options: Any) -> None:
+    def operator(
+        self, code: tuple[int, int], inputs: Sequence[int], outputs: Sequence[int], kind: int, options: Any
+    ) -> None:
+        """Add any operator, by its code and version, whose tensors are already there."""
         if code not in self._codes:
             entry = schema.OperatorCodeT()
             entry.builtinCode, entry.version = code
@@ -119,7 +122,7 @@ class FileWriter:
             self._model.operatorCodes.append(entry)
         operator = schema.OperatorT()
         operator.opcodeIndex = self._codes[code]
-        operator.inputs, operator.outputs = list(inputs), [output]
+        operator.inputs, operator.outputs = list(inputs), list(outputs)
         operator.builtinOptionsType, operator.builtinOptions = kind, options
         self._graph.operators.append(operator)
 

@@ -61,7 +61,7 @@ def test_the_folder_loads_and_passes_its_own_golden_frame(prepared):
     assert (pose[:, 2] > 0.3).all()
 
 
-def test_the_same_input_gives_the_same_bytes_and_replaces_what_was_there(prepared, tmp_path):
+def test_the_same_input_gives_the_same_bytes_and_replaces_what_was_there(prepared, tmp_path, capsys):
     out = tmp_path / "movenet-lightning"
     shutil.copytree(prepared, out)
     (out / "cpu.tflite").write_bytes(b"old")
@@ -71,6 +71,11 @@ def test_the_same_input_gives_the_same_bytes_and_replaces_what_was_there(prepare
     assert {p.name for p in out.iterdir()} == {p.name for p in prepared.iterdir()}
     for path in out.iterdir():
         assert path.read_bytes() == (prepared / path.name).read_bytes(), path.name
+    said = capsys.readouterr().err.splitlines()
+    at = said.index("placement on imx93-ethosu: 1 NPU operator, 0 CPU operators: 93 of 93 operators in 1 piece")
+    assert said[at + 1].startswith(
+        "  not cut, it would be 13 NPU operators, 29 CPU operators: 131 of 160 operators in 13 pieces; on the CPU: "
+    )
 
 
 def test_it_stays_near_the_float_model_on_pictures_it_never_saw(prepared):

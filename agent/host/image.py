@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from agent.contract.manifest import IMAGE_NAMESPACE, Extension, image_id
 from agent.host.bytecode import VARIABLE, Compiler, compile_sources, find_compiler
 from agent.host.model import model_version, placement_line
 from agent.host.project import ExtensionPart, Project
-from agent.host.stage import lay_out, mark_release, normalise, walk
+from agent.host.stage import CAPABILITY_XATTR, lay_out, mark_release, normalise, walk
 from agent.host.wheels import Wheels, build_wheels
 from agent.ports.process import run, run_checked
 
@@ -159,8 +160,9 @@ def _content(path: Path) -> list[str]:
     if path.is_dir():
         return ["folder"]
     executable = "x" if path.stat().st_mode & 0o100 else "-"
+    capabilities = os.getxattr(path, CAPABILITY_XATTR).hex() if CAPABILITY_XATTR in os.listxattr(path) else ""
     with path.open("rb") as file:
-        return [executable, hashlib.file_digest(file, "sha256").hexdigest()]
+        return [executable, capabilities, hashlib.file_digest(file, "sha256").hexdigest()]
 
 
 def _make(name: str, root: Path, work: Path) -> Path:

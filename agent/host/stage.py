@@ -26,7 +26,9 @@ _RELEASE_FOLDER = {"sysext": "usr/lib/extension-release.d", "confext": "etc/exte
 _UPHOLDS = "usr/lib/systemd/system/multi-user.target.upholds"
 _READ_BY_RELOAD = ("usr/lib/systemd", "etc/systemd", "usr/share/dbus-1", "etc/dbus-1")
 _SKIPPED = {"__pycache__", ".gitkeep", ".DS_Store"}
-_KEPT_XATTRS = ("security.capability", "user.")
+CAPABILITY_XATTR = "security.capability"
+# A browser's note of where a file came from, the default ACL of the folder that is built in: this machine's own.
+_FOREIGN_XATTRS = ("user.", "system.posix_acl_")
 
 _LAUNCHER = """\
 #!/usr/bin/python3 -I
@@ -111,10 +113,12 @@ def _release(project: Project, part: ExtensionPart, kind: str, *, reloads: bool)
 
 
 def normalise(root: Path, part: ExtensionPart) -> None:
-    """Give every directory and file the mode it has on every machine, whatever the umask was."""
-    root.chmod(0o755)
-    for path in walk(root):
+    """Give every directory and file the mode it has on every machine, whatever the umask and the ACLs were."""
+    for path in [root, *walk(root)]:
         if not path.is_symlink():
+            for key in os.listxattr(path):
+                if key.startswith(_FOREIGN_XATTRS):
+                    os.removexattr(path, key)
             executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
             path.chmod(0o755 if executable else 0o644)
     for inside, mode in part.modes.items():
@@ -175,9 +179,8 @@ def _copy_one(source: Path, destination: Path, name: str) -> None:
     elif source.is_file():
         shutil.copyfile(source, destination)
         destination.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
-        for key in os.listxattr(source):
-            if key.startswith(_KEPT_XATTRS):
-                os.setxattr(destination, key, os.getxattr(source, key))
+        if CAPABILITY_XATTR in os.listxattr(source):
+            os.setxattr(destination, CAPABILITY_XATTR, os.getxattr(source, CAPABILITY_XATTR))
     else:
         raise OperationError(ErrorCode.BAD_PROJECT, f"cannot build {name}: {source} is not a file, folder or link")
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,7 @@ extensions:
   model: {model: model}
   conf: {version: "1.0", types: [confext], files: {etc/app.toml: app.toml}}
 """
+NO_ID = 0xFFFFFFFF
 WEIGHTS = bytes(range(256)) * 256
 
 
@@ -93,6 +95,36 @@ def test_the_same_inputs_give_the_same_bytes_wherever_they_lie_and_whatever_the_
     finally:
         os.umask(before)
     assert strict == [build_image(project, name).extension for name in ("app", "model", "conf")]
+
+
+# Version 2: owner rwx, user 1234 rwx, group r-x, mask rwx, others r-x. What is made in the folder inherits it.
+DEFAULT_ACL = struct.pack("<I" + "HHI" * 5, 2, 1, 7, NO_ID, 2, 7, 1234, 4, 5, NO_ID, 16, 7, NO_ID, 32, 5, NO_ID)
+
+
+def test_owners_times_acls_and_notes_of_this_machine_are_not_in_the_bytes(project: Project, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    os.setxattr(folder, "system.posix_acl_default", DEFAULT_ACL)
+    other = make_project(folder / "project")
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (1, 1), follow_symlinks=False)
+        if os.geteuid() == 0:
+            os.chown(path, 1234, 1234, follow_symlinks=False)
+        if path.is_file() and not path.is_symlink():
+            os.setxattr(path, "user.xdg.origin.url", b"https://host/file")
+    there = [build_image(other, name).extension for name in ("app", "model", "conf")]
+    assert there == [build_image(project, name).extension for name in ("app", "model", "conf")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file capabilities needs root")
+def test_a_file_that_got_capabilities_makes_another_image(project: Project) -> None:
+    tool = project.folder / "tree/usr/bin/tool"
+    before = build_image(project, "app").extension
+    net_raw = struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)
+    os.setxattr(tool, "security.capability", net_raw)
+    after = build_image(project, "app")
+    assert (after.is_new, after.extension.sha256 == before.sha256) == (True, False)
+    assert net_raw in after.path.read_bytes()
 
 
 def test_a_second_build_finds_everything_built_and_says_the_same(project: Project) -> None:

@@ -95,8 +95,8 @@ bench-fallback: setup model ## from the NPU's missed deadline to the CPU's pose 
 bench-supervision: setup model ## what supervision costs beside the same loop in one process; where a frame's time goes
 	$(PY) -m bench.supervision
 
-bench-delta: setup model ## bytes, time and memory of our deltas beside those of six other tools
-	$(PY) -m bench.delta
+bench-delta: setup model ## bytes, time and memory of our deltas beside those of six other tools (PAIR="the head": one pair)
+	$(PY) -m bench.delta $(if $(PAIR),--pair "$(PAIR)")
 
 bench-switch: setup model ## files and poses missed while extensions are switched, beside systemd-sysext refresh
 	$(PY) -m bench.switch

@@ -1,11 +1,13 @@
 """The pairs of images that the delta benchmark compares: made here, the same in every run.
 
-Hybrid EROFS, as `avocadoctl build` makes it: lz4hc, the model stored plain. The model pairs change the bytes of a real
-model between its header and its tail; the tree pairs change one source file, or the version of numpy.
+Hybrid EROFS, as `avocadoctl build` makes it: lz4hc, the model stored plain. Three model pairs change the bytes of a
+real model between its header and its tail, the fourth is that model and its predecessor; the tree pairs change one
+source file, or the version of numpy.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -13,30 +15,45 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from inference.prepare.download import Client, Package, read_member
+
+Pair = tuple[Path, Path]
+MakePair = Callable[[Path], Pair]
+
+# An older version of the package that `make model` fetches: it brings the same model, trained before.
+BEFORE = Package(
+    Client.NPM,
+    "@vladmandic/human",
+    "2.1.1",
+    "vladmandic-human-2.1.1.tgz",
+    "b9d97882db7b17a69ca571c8ac8948fb6aa20561db9ccab37e490b0319d60723",
+)
 ROOT = Path(__file__).parents[1]
 EPOCH = "1700000000"
 UUID = "7488fa35-6390-425b-bbbf-b156cfe1eed2"
 PACKAGES = ("aiohttp", "PIL", "tuf", "yarl", "securesystemslib", "dbus_fast")
 # The same two wheels on every machine: an upgrade that changes 17 files.
+NUMPY_BEFORE, NUMPY_AFTER = "1.26.3", "1.26.4"
 NUMPY = {
-    "1.26.3": "f25e2811a9c932e43943a2615e65fc487a0b6b49218899e62e426e7f0a57eeda",
-    "1.26.4": "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
+    NUMPY_BEFORE: "f25e2811a9c932e43943a2615e65fc487a0b6b49218899e62e426e7f0a57eeda",
+    NUMPY_AFTER: "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
 }
 
 
 def model_bytes() -> bytes:
     """The prepared model of a fresh clone."""
-    found = sorted((ROOT / "build" / "models").glob("*/cpu.tflite"))
-    if not found:
+    path = ROOT / "build" / "models" / "movenet-lightning" / "cpu.tflite"
+    if not path.is_file():
         raise SystemExit("bench-delta: there is no prepared model; run: make model")
-    return found[0].read_bytes()
+    return path.read_bytes()
 
 
-def model_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
-    """A model and what training does to it, in three degrees."""
+@functools.cache
+def trained_variants() -> dict[str, bytes]:
+    """The model after what training does to weights, in three degrees; its header and its tail stay."""
     base = model_bytes()
     low, high = len(base) // 40, len(base) - len(base) // 40
     variants = {"all weights shifted": bytearray(base), "one tenth": bytearray(base), "the head": bytearray(base)}
@@ -47,35 +64,44 @@ def model_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
             variants["one tenth"][at] = (base[at] + dice.choice((-1, 1))) % 256
         if at > high - (high - low) // 10:
             variants["the head"][at] = (base[at] + dice.choice((-2, -1, 1, 2))) % 256
-    old = image(work, "model", {"usr/share/model/cpu.tflite": base})
-    for name, data in variants.items():
-        yield name, old, image(work, name.replace(" ", "-"), {"usr/share/model/cpu.tflite": bytes(data)})
+    return {name: bytes(data) for name, data in variants.items()}
 
 
-def retrained_pair(work: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Two models that were trained apart, where somebody names them: no registry has such a pair."""
-    named = os.environ.get("RETRAINED", "").split()
-    if len(named) != 2:
-        print("retrained: SKIPPED, no pair is named; make bench-delta RETRAINED='OLD.tflite NEW.tflite'", flush=True)
-        return
-    images = [
-        image(work, f"retrained-{number}", {"usr/share/model/cpu.tflite": Path(path).read_bytes()})
-        for number, path in enumerate(named)
-    ]
-    yield "retrained", images[0], images[1]
+def model_pair(name: str, work: Path) -> Pair:
+    """The model, and one of its variants."""
+    return model_image(work, "model", model_bytes()), model_image(work, name, trained_variants()[name])
+
+
+def retrained_pair(work: Path) -> Pair:
+    """MoveNet Lightning 3, and 4 which Google trained anew: both as `avocado-infer prepare` makes INT8 of them.
+
+    Raises InferenceError when the older one cannot be fetched.
+    """
+    source, out = work / "movenet-3", work / "movenet-3-prepared"
+    source.mkdir()
+    for name in ("movenet-lightning.json", "movenet-lightning.bin"):
+        (source / name).write_bytes(read_member(BEFORE, f"package/models/{name}"))
+    prepare = [sys.executable, "-m", "inference.cli", "prepare", source / "movenet-lightning.json", "--out", out]
+    options = ["--target", "virtual", "--calibration", ROOT / "build/assets/calibration"]
+    subprocess.run([*prepare, *options], check=True, cwd=ROOT, capture_output=True)
+    before = (out / "cpu.tflite").read_bytes()
+    return model_image(work, "retrained", before), model_image(work, "model", model_bytes())
 
 
 def plain_tree(work: Path) -> Path:
-    """The tree of `tree_pairs` stored without compression: the image that others would ship."""
-    return _tree(work, "plain", "1.26.3", edited=False, compressed=False)
+    """The tree of `tree_pair` stored without compression: the image that others would ship."""
+    return tree(work, "plain", compressed=False)
 
 
-def tree_pairs(work: Path) -> Iterator[tuple[str, Path, Path]]:
-    """A tree of Python packages and a model; then one edited file, another numpy, and the same again."""
-    old = _tree(work, "tree", "1.26.3", edited=False)
-    yield "one source file edited", old, _tree(work, "edited", "1.26.3", edited=True)
-    yield "numpy upgraded", old, _tree(work, "upgraded", "1.26.4", edited=False)
-    yield "rebuilt unchanged", old, _tree(work, "again", "1.26.3", edited=False)
+def tree_pair(work: Path, *, numpy: str = NUMPY_BEFORE, edited: bool = False) -> Pair:
+    """A tree of Python packages and a model; the same with one edited file, with another numpy, or built again."""
+    return base_tree(work), tree(work, "changed", numpy, edited=edited)
+
+
+@functools.cache
+def base_tree(work: Path) -> Path:
+    """What the trees are compared with."""
+    return tree(work, "tree")
 
 
 def image(work: Path, name: str, files: Mapping[str, bytes | Path], *, compressed: bool = True) -> Path:
@@ -101,7 +127,13 @@ def image(work: Path, name: str, files: Mapping[str, bytes | Path], *, compresse
     return out
 
 
-def _tree(work: Path, name: str, numpy: str, *, edited: bool, compressed: bool = True) -> Path:
+def model_image(work: Path, name: str, model: bytes) -> Path:
+    """An image that holds one model."""
+    return image(work, name.replace(" ", "-"), {"usr/share/model/cpu.tflite": model})
+
+
+def tree(work: Path, name: str, numpy: str = NUMPY_BEFORE, *, edited: bool = False, compressed: bool = True) -> Path:
+    """An image of some Python packages, one version of numpy among them, and a model."""
     site = Path(next(path for path in sys.path if path.endswith("site-packages")))
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         lib = Path(scratch)
@@ -128,3 +160,15 @@ def _wheel(version: str) -> Path:
         subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *options, *platform], check=True)
         found = sorted(cache.glob(f"numpy-{version}-cp311-*"))
     return found[0]
+
+
+TREE_PAIRS: Mapping[str, MakePair] = {
+    "one source file edited": functools.partial(tree_pair, edited=True),
+    "numpy upgraded": functools.partial(tree_pair, numpy=NUMPY_AFTER),
+    "rebuilt unchanged": tree_pair,
+}
+PAIRS: Mapping[str, MakePair] = {
+    **{name: functools.partial(model_pair, name) for name in ("all weights shifted", "one tenth", "the head")},
+    "retrained": retrained_pair,
+    **TREE_PAIRS,
+}

@@ -22,3 +22,7 @@ lock_device() {
 }
 lock_device device-agent
 lock_device device-pose
+
+# The BSPs' runtime in the registry; see tflite-runtime.in.
+uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+    requirements/tflite-runtime.in -o requirements/tflite-runtime.txt

@@ -147,6 +147,12 @@ class Lane:
             self._golden_at = now + self.order.golden_every_s
             self._send(Kind.GOLDEN, 0, 0, now)
 
+    def keep_book(self, now: float) -> None:
+        """Begin to watch the worker of a late frame. That reads /proc, so the CPU has been given the frame before."""
+        task, worker = self._task, self.worker
+        if task is not None and worker is not None and task.late and not task.watched_at:
+            task.watch(worker.pid, now)
+
     def launched(self, generation: int, pid: int, now: float) -> None:
         """The zygote's reply: `pid` runs our generation, or 0 when it could not fork."""
         if self._pending is None or generation != self._generation:
@@ -295,8 +301,6 @@ class Lane:
             return
         if not task.late:
             task.late = True
-            if task.kind is Kind.FRAME:
-                task.watch(worker.pid, now)
             # The CPU has nobody to ask; its hard deadline is all there is.
             if task.kind is Kind.FRAME and self.backend is Backend.NPU:
                 action = self._happened(SoftMissed(), now)

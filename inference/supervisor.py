@@ -92,6 +92,8 @@ class Supervisor:
             self._dispatch(now)
             if not self._settle(now):
                 break
+        for lane in self._lanes.values():
+            lane.keep_book(now)
         self._priorities.arrange(self._npu, self._cpu, now)
         self._report_switch(now)
         self._launcher.reap()

@@ -67,7 +67,7 @@ fault-matrix: setup model ## every fault of the NPU wherever it can occur, and t
 
 MINUTES ?= 20
 
-soak: setup model ## full rate, faults and model swaps for MINUTES=20; does anything grow?
+soak: setup model ## the board at full rate, faults and model swaps for MINUTES=20; does anything grow?
 	$(PY) -m bench.soak --minutes $(MINUTES)
 
 test-long: setup model ## the campaigns: power cuts, kills, soaks

@@ -1,41 +1,50 @@
-"""Hours in minutes: full rate, a fault every few seconds, another model every period; does anything grow?
+"""Hours in minutes, on the virtual board: full rate, a fault every few seconds, a new model every minute. What grows?
 
-Each period runs one model in one supervisor, as a deploy does, and its median sample is one point. Over the points of
-all periods but the first quarter, in which caches fill, a straight line is fitted to memory, descriptors, threads,
-processes and /dev/shm of this process and all below it; its slope is told with the 95 % interval. Grown means that the
-interval lies above zero. Every fault must be recovered and every frame answered. Writes build/bench/soak.json.
+Each minute a model that the board has never seen arrives as a signed delta, and between two of them the NPU is given
+one fault after the other, each of which must be recovered. Meanwhile a sampler on the board counts what the agent, the
+pose service and the board itself hold. A straight line is fitted to each count:
+
+- the agent and the board live through the whole run: over the medians of all minutes but the first quarter, in which
+  caches fill;
+- the pose service starts anew with each model: the mean slope of its lives, their first seconds left out.
+
+A count grows when the whole interval of its slope lies above zero. The intervals are as wide as it takes for all of
+them together to hold with 95 %. Writes build/bench/soak.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inference.errors import InferenceError
-from inference.link import SupervisorLink, SupervisorSettings
-from inference.model import load_golden_frame, load_model
-from inference.policy import Backend
+from bench.growth import LEAST, Growth, Point, growth, growth_within
+from tests.device import nspawn
+from tests.device.board import Board
+from tests.device.reference import NEW_MODEL, Reference, wait_until_serving
+from tests.models import shift_model
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = ROOT / "build/simnpu/libsimnpu.so"
-MODELS = [ROOT / "build/models/movenet-lightning", ROOT / "build/models/movenet-lightning-minmax"]
-FAULTS = ("hang", "crash", "error", "spin", "wrong", "abort", "slow:300")
-PERIODS = 20
-_FAULT_EVERY_S = 3.0
-_RECOVERY_S = 60.0
-# Student's t, two-sided 95 %, by degrees of freedom; beyond the table the normal one is near enough.
-_T95 = {1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 18: 2.10, 30: 2.04}
+FAULTS = ("hang", "crash", "error", "spin", "wrong", "abort", "slow:120")
+PERIOD_S = 60.0
+# The virtual profile takes a fault for a first one when the NPU was well for three seconds.
+CALM_S = 3.5
+SAMPLE_S = 2.0
+SETTLE_S = 15.0
+FULL_RATE_FPS = 240
+ERROR = 0.05
 
 
 @dataclass(slots=True)
@@ -43,176 +52,158 @@ class Tally:
     """What happened."""
 
     frames: int = 0
-    fallbacks: int = 0
     unanswered: int = 0
-    faults: int = 0
-    unrecovered: int = 0
+    fallbacks: int = 0
     swaps: int = 0
-    longest_recovery_s: float = 0.0
-    points: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    moved_bytes: int = 0
+    faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
+    unrecovered: list[str] = field(default_factory=list)
 
-
-class Soak:
-    """One run."""
-
-    def __init__(self, folder: Path, models: Sequence[Path], seconds: float) -> None:
-        self._folder = folder
-        self._models = itertools.cycle(models)
-        self._period_s = seconds / PERIODS
-        self._faults = itertools.cycle(FAULTS)
-        self._began = time.monotonic()
-        self.tally = Tally()
-
-    async def run(self) -> None:
-        """Every period, one after the other."""
-        for _ in range(PERIODS):
-            await self._period(next(self._models))
-            self.tally.swaps += 1
-
-    async def _period(self, model: Path) -> None:
-        until = time.monotonic() + self._period_s
-        (self._folder / "node").touch()
-        self._inject("ok")
-        options = {"node": str(self._folder / "node"), "control": str(self._folder / "control")}
-        overrides = {
-            "nodes": [],
-            "delegate": {"path": str(LIBRARY), "options": options},
-            "recovery": {"backoff_s": 0.1, "backoff_max_s": 0.2, "give_up_after": 1 << 30},
-            # Priority is not what is measured, and minutes of it would take the machine from everybody else.
-            "resources": {"cpu": {"fifo_priority": 0}, "supervisor": {"fifo_priority": 0}},
-        }
-        link = await SupervisorLink.start(SupervisorSettings(model, "virtual", self._folder, overrides))
-        stopping = asyncio.Event()
-        frames = asyncio.create_task(self._frames(link, load_golden_frame(load_model(model)), stopping))
-        samples: list[dict[str, float]] = []
-        try:
-            await self._served(link, Backend.NPU)
-            while time.monotonic() < until:
-                await self._fault(link)
-                samples.append(sample())
-        finally:
-            stopping.set()
-            await frames
-            self.tally.fallbacks += link.state.fallbacks
-            await link.close()
-        at_min = (time.monotonic() - self._began) / 60
-        for key in samples[0] if samples else ():
-            median = statistics.median(taken[key] for taken in samples)
-            self.tally.points.setdefault(key, []).append((at_min, median))
-
-    async def _fault(self, link: SupervisorLink) -> None:
-        """One fault, its recovery, and a while of good service."""
-        self._inject(next(self._faults))
-        self.tally.faults += 1
-        fell = time.monotonic()
-        while link.state.backend is Backend.NPU and time.monotonic() < fell + _RECOVERY_S:
-            await link.next_state()
-        self._inject("ok")
-        healed = time.monotonic()
-        await self._served(link, Backend.NPU)
-        self.tally.longest_recovery_s = max(self.tally.longest_recovery_s, time.monotonic() - healed)
-        await asyncio.sleep(max(0.0, _FAULT_EVERY_S - (time.monotonic() - fell)))
-
-    async def _served(self, link: SupervisorLink, backend: Backend | None) -> None:
-        try:
-            await link.wait_serving(_RECOVERY_S, backend=backend)
-        except InferenceError:
-            self.tally.unrecovered += 1
-
-    async def _frames(self, link: SupervisorLink, frame: Any, stopping: asyncio.Event) -> None:
-        # As the service does: frames count from when something serves.
-        await self._served(link, None)
-        while not stopping.is_set():
-            try:
-                await link.infer(frame)
-                self.tally.frames += 1
-            except InferenceError:
-                self.tally.unanswered += 1
-
-    def _inject(self, mode: str) -> None:
-        fresh = self._folder / "control.new"
-        fresh.write_text(mode)
-        fresh.rename(self._folder / "control")
-
-
-def sample() -> dict[str, float]:
-    """What this process and everything below it holds now."""
-    pids = list(_family(os.getpid()))
-    memory = fds = threads = 0
-    for pid in pids:
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-            fds += len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        except OSError:
-            # It has ended since it was listed.
-            continue
-        values = dict(line.split(":", 1) for line in status.splitlines())
-        memory += int(values.get("VmRSS", "0 kB").split()[0])
-        threads += int(values["Threads"])
-    return {
-        "memory_kib": memory,
-        "own_memory_kib": int(Path("/proc/self/statm").read_text().split()[1]) * 4,
-        "descriptors": fds,
-        "threads": threads,
-        "processes": len(pids),
-        "dev_shm": len(list(Path("/dev/shm").iterdir())),  # noqa: S108 - counted, not used
-    }
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return
-    for child in children:
-        yield from _family(int(child))
-
-
-def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Growth a minute by least squares, and the half width of its 95 % interval."""
-    count = len(points)
-    if count < 3:
-        return 0.0, float("inf")
-    mean_x = statistics.fmean(x for x, _ in points)
-    mean_y = statistics.fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    growth = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - growth * (x - mean_x)) ** 2 for x, y in points)
-    t95 = _T95[max(freedom for freedom in _T95 if freedom <= count - 2)]
-    return growth, t95 * (rest / (count - 2) / spread) ** 0.5
+    def count(self, inference: Mapping[str, Any]) -> None:
+        """Add what one life of the service did."""
+        self.frames += inference["frames"]
+        self.unanswered += inference["unanswered"]
+        self.fallbacks += inference["fallbacks"]
 
 
 def main() -> int:
     """0 when nothing grows, every fault was recovered and every frame answered."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=int, default=20, help=f"at least {LEAST + 2} (default 20)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench/soak.json")
     arguments = parser.parse_args()
-    models = [model for model in MODELS if (model / "model.json").exists()]
-    with tempfile.TemporaryDirectory(prefix="avocado-soak-") as folder:
-        soak = Soak(Path(folder), models, arguments.minutes * 60)
-        asyncio.run(soak.run())
-    tally = soak.tally
-    slopes = {key: slope(points[len(points) // 4 :]) for key, points in tally.points.items()}
-    found = {
-        **{key: getattr(tally, key) for key in ("frames", "fallbacks", "unanswered", "faults", "unrecovered", "swaps")},
-        "longest_recovery_s": round(tally.longest_recovery_s, 2),
+    if arguments.minutes < LEAST + 2:
+        parser.error(f"fewer than {LEAST + 2} minutes say nothing about growth")
+    load_before = os.getloadavg()[0]
+    tally = Tally()
+    with tempfile.TemporaryDirectory(prefix="avocado-soak-") as folder, Board.create("soak") as board:
+        project = provisioned(Path(folder), board)
+        samples = Path(folder) / "samples"
+        with sampling(board, samples):
+            for index in range(arguments.minutes):
+                minute(board, project, tally, index, arguments.minutes)
+        taken = [json.loads(line) for line in samples.read_text().splitlines()]
+    slopes = fitted(taken)
+    document = {
+        **asdict(tally),
         "minutes": arguments.minutes,
-        "load_average": os.getloadavg()[0],
-        "slopes_per_minute": {key: [round(part, 4) for part in parts] for key, parts in slopes.items()},
-        "points": {key: [[round(x, 2), y] for x, y in points] for key, points in tally.points.items()},
+        "load": [load_before, os.getloadavg()[0]],
+        "slopes_per_minute": {name: asdict(slope) for name, slope in slopes.items()},
+        "samples": taken,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    for key, value in found.items():
-        if not isinstance(value, dict):
-            print(f"{key:22}{value!s:>14}")
-    print(f"\n{'a minute':22}{'slope':>12}{'+-':>12}")
-    for key, (growth, half) in slopes.items():
-        print(f"{key:22}{growth:>12.3f}{half:>12.3f}{'   grows' if growth - half > 0 else ''}")
-    grown = any(growth - half > 0 for growth, half in slopes.values())
-    return 1 if grown or tally.unanswered or tally.unrecovered or tally.frames == 0 else 0
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    show(document, slopes)
+    clean = not tally.unanswered and not tally.unrecovered and tally.frames and tally.swaps == arguments.minutes
+    return 0 if clean and not any(slope.grows for slope in slopes.values()) else 1
+
+
+def provisioned(folder: Path, board: Board) -> Reference:
+    """The reference application at full rate on a booted board that serves."""
+    project = Reference.start(folder / "project")
+    settings = project.folder / "pose.toml"
+    settings.write_text(settings.read_text().replace("fps = 30", f"fps = {FULL_RATE_FPS}"))
+    project.provision(board)
+    board.boot()
+    wait_until_serving(board)
+    return project
+
+
+@contextmanager
+def sampling(board: Board, out: Path) -> Iterator[None]:
+    """The sampler runs on the board meanwhile."""
+    init = nspawn.init_pid(board.slot.groups)
+    if init is None:
+        raise SystemExit("the board is gone")
+    program = Path(__file__).with_name("soak_sampler.py").read_text()
+    line = [*nspawn.inside(init), "python3", "-c", program, str(SAMPLE_S)]
+    # The end of the pipe tells it to stop: a signal would reach nsenter, and not what that started.
+    with out.open("wb") as output, subprocess.Popen(line, stdin=subprocess.PIPE, stdout=output):
+        yield
+
+
+def minute(board: Board, project: Reference, tally: Tally, index: int, minutes: int) -> None:
+    """A new model, then faults until the minute is over."""
+    until = time.monotonic() + PERIOD_S
+    model = shift_model(NEW_MODEL, project.folder / f"model-{index}", version=f"9.0.{index}", seed=index + 2)
+    tally.count(describe(board))
+    project.use_model(model)
+    tally.moved_bytes += project.deploy(board).document["moved_bytes"]
+    tally.swaps += 1
+    wait_until_serving(board)
+    faults = itertools.cycle(FAULTS[index % len(FAULTS) :] + FAULTS[: index % len(FAULTS)])
+    while time.monotonic() < until:
+        time.sleep(CALM_S)
+        fault = next(faults)
+        tally.faults[fault] += 1
+        said = board.exec(["avocado-infer", "inject", fault], timeout_s=45, check=False)
+        if said.returncode != 0:
+            tally.unrecovered.append(f"{fault}: {said.stdout}{said.stderr}")
+    if index == minutes - 1:
+        tally.count(describe(board))
+    if sys.stderr.isatty():
+        print(f"minute {index + 1} of {minutes}: {sum(tally.faults.values())} faults", file=sys.stderr)
+
+
+def describe(board: Board) -> dict[str, Any]:
+    """The service's own document."""
+    name, path = "org.avocado.Inference1", "/org/avocado/Inference1"
+    said = board.exec(["busctl", "--json=short", "call", name, path, name, "Describe"]).stdout
+    document: dict[str, Any] = json.loads(json.loads(said)["data"][0])
+    return document
+
+
+# -- what grows
+
+
+def fitted(samples: Sequence[Mapping[str, Any]]) -> dict[str, Growth]:
+    """The slope of every count."""
+    lasting = {(part, name) for part in ("agent", "board") for name in samples[0][part]}
+    passing = {("service", name) for name in samples[0]["service"]}
+    counted = sorted((lasting | passing) - {("agent", "main_pid"), ("service", "main_pid")})
+    error = ERROR / len(counted)
+    slopes = {}
+    for part, name in counted:
+        if part == "service":
+            slopes[f"{part} {name}"] = growth_within(lives(samples, name), error)
+        else:
+            points = by_minute(samples, part, name)
+            slopes[f"{part} {name}"] = growth(points[len(points) // 4 :], error)
+    return slopes
+
+
+def by_minute(samples: Sequence[Mapping[str, Any]], part: str, name: str) -> list[Point]:
+    """The median of each minute."""
+    minutes: defaultdict[int, list[float]] = defaultdict(list)
+    for sample in samples:
+        minutes[int((sample["at"] - samples[0]["at"]) // PERIOD_S)].append(sample[part][name])
+    return [(float(at), statistics.median(values)) for at, values in sorted(minutes.items())]
+
+
+def lives(samples: Sequence[Mapping[str, Any]], name: str) -> list[list[Point]]:
+    """What each life of the service held, from when it had settled, in minutes of its age."""
+    found: defaultdict[int, list[Point]] = defaultdict(list)
+    born: dict[int, float] = {}
+    for sample in samples:
+        service = sample["service"]
+        age_s = sample["at"] - born.setdefault(service["main_pid"], sample["at"])
+        if service["main_pid"] and age_s >= SETTLE_S:
+            found[service["main_pid"]].append((age_s / 60, service[name]))
+    return list(found.values())
+
+
+def show(document: Mapping[str, Any], slopes: Mapping[str, Growth]) -> None:
+    """The tables."""
+    for name in ("minutes", "frames", "unanswered", "fallbacks", "swaps", "moved_bytes", "load"):
+        print(f"{name:14}{document[name]!s:>20}")
+    for fault, count in document["faults"].items():
+        print(f"{fault:14}{count:>20}")
+    print(f"{'unrecovered':14}{len(document['unrecovered']):>20}")
+    print(f"\n{'a minute':28}{'slope':>12}{'+-':>12}{'points':>8}")
+    for name, slope in slopes.items():
+        print(f"{name:28}{slope.slope:>12.3f}{slope.half:>12.3f}{slope.count:>8}{'   grows' if slope.grows else ''}")
+    for line in document["unrecovered"]:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ def zero_weights(content: bytes, *layers: str) -> bytes:
     return bytes(spoiled)
 
 
-def shift_model(folder: Path, out: Path, *, version: str) -> Path:
+def shift_model(folder: Path, out: Path, *, version: str, seed: int = 1) -> Path:
     """A copy of a prepared folder in which every weight is one more or one less, as after a little more training.
 
-    Its golden poses are those it really gives, so it is as good a model as the first.
+    Another seed gives another model. Its golden poses are those it really gives, so it is as good a model as the first.
     """
     from inference.pose import decode_heads
     from inference.prepare.run import Runner
@@ -126,7 +126,7 @@ def shift_model(folder: Path, out: Path, *, version: str) -> Path:
     document = read(out)
     frame, centre_weight = np.load(out / "golden.npy"), np.load(out / document["output"]["centre_weight"])
     for name in {file["path"] for file in document["files"].values()}:
-        content = shift_weights((out / name).read_bytes())
+        content = shift_weights((out / name).read_bytes(), seed)
         (out / name).write_bytes(content)
         heads = Runner(content)(frame)
         pose = decode_heads(*(heads[head] for head in ("center", "regress", "heatmap", "offset")), centre_weight)
@@ -138,14 +138,14 @@ def shift_model(folder: Path, out: Path, *, version: str) -> Path:
     return out
 
 
-def shift_weights(content: bytes) -> bytes:
+def shift_weights(content: bytes, seed: int) -> bytes:
     """A .tflite whose int8 constants are all one more or one less; in no pattern, and the same in every run."""
     from ai_edge_litert import schema_py_generated as schema
 
     shifted = bytearray(content)
     graph = schema.Model.GetRootAs(shifted).Subgraphs(0)
     buffers = schema.Model.GetRootAs(shifted).Buffers
-    dice = np.random.default_rng(1)
+    dice = np.random.default_rng(seed)
     for index in range(graph.TensorsLength()):
         tensor = graph.Tensors(index)
         data = buffers(tensor.Buffer()).DataAsNumpy()

@@ -85,7 +85,7 @@ board-down: ## stop the virtual board and take everything it made away
 demo: setup model ## the whole job on the virtual board (ONCE=1 ends by itself and writes build/demo.json)
 	$(PY) -m tests.device.demo $(if $(ONCE),--once)
 
-BENCHES := fallback supervision delta switch prepare
+BENCHES := fallback supervision delta switch prepare setup
 
 bench: $(addprefix bench-,$(BENCHES)) ## every benchmark
 
@@ -117,6 +117,9 @@ build/fuzz/.complete: requirements/fuzz.txt
 bench-prepare: setup build/assets/.complete ## INT8 MoveNet against float: per channel, naive and ours per tensor, two kernels
 	$(PY) -m bench.prepare
 
+bench-setup: setup build/assets/.complete ## downloads, time and memory from nothing to a prepared MoveNet
+	$(PY) -m bench.setup
+
 format: $(SETUP) ## let ruff format the tree
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
@@ -125,4 +128,4 @@ clean: ## remove what was built here (the cache stays)
 	@if [ -d build/board/board ]; then python3 -m tests.device.board down; fi
 	rm -rf build .venv
 
-.PHONY: help setup model lint check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-prepare bench-switch fuzz-delta format clean
+.PHONY: help setup model lint check test test-long board board-ssh board-down demo bench bench-fallback bench-supervision fault-matrix soak bench-delta bench-prepare bench-setup bench-switch fuzz-delta format clean

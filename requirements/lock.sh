@@ -15,6 +15,10 @@ lock pose pose
 lock dev pose host prepare dev
 lock fuzz fuzz
 
+# What a machine needs that only prepares models, in the versions that `make setup` installs.
+uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+    --constraint requirements/dev.txt requirements/prepare.in -o requirements/prepare.txt
+
 # What goes into the images of the example, for the board's Python; the same packages for both processors.
 lock_device() {
     uv pip compile --quiet --universal --python-version 3.12 --generate-hashes --no-emit-index-url --no-header \

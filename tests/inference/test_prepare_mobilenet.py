@@ -69,6 +69,7 @@ def test_it_is_prepared_again_for_an_ethos_u_and_names_what_its_float_names(fold
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_one_scale_per_tensor_agrees_as_often(folder):
     document = models.read(prepare(folder, "--target", "imx8mp-evk"))
     accuracy = document["accuracy"]

@@ -140,6 +140,7 @@ def test_every_target_keeps_requirements_of_its_own(prepared):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_one_scale_per_tensor_stays_as_near_to_float_as_one_per_channel(prepared, tmp_path):
     out = tmp_path / "movenet-lightning"
     graph = str(ASSETS / "movenet-lightning.json")

@@ -47,6 +47,7 @@ from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.images import MountedImages
 from agent.ports.inference import BusInference
 from agent.ports.mapped import ProcMappings
+from agent.ports.modules import DepmodIndexer
 from agent.ports.notify import log_to_journal, notify, watchdog_interval_s
 from agent.ports.npu import ProcNpu
 from agent.ports.overlay import choose_overlay
@@ -174,6 +175,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         store=store,
         runtimes=runtimes,
         images=images,
+        indexer=DepmodIndexer(store),
         source_for=sources.open,
         clock=clock,
         confirmation=confirmation,

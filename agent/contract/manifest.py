@@ -23,6 +23,10 @@ MAX_MANIFEST_BYTES = 256 * 1024
 MAX_EXTENSIONS = 64
 IMAGE_NAMESPACE = uuid.UUID("7488fa35-6390-425b-bbbf-b156cfe1eed2")
 
+# The image a board makes itself, over all others: one index of the kernel modules of all (agent/ports/modules.py).
+MODULE_INDEX = "zz-module-index"
+MODULE_INDEX_LINK = f"99-{MODULE_INDEX}.raw"
+
 # No leading dash or dot, and nothing that a mount option, a unit name or a shell would read as syntax.
 Name = Annotated[str, StringConstraints(pattern=r"\A[a-z0-9][a-z0-9_-]{0,62}\z")]
 Version = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.+~_-]{0,63}\z")]
@@ -101,6 +105,8 @@ class Manifest(_Part):
         names = [extension.name for extension in self.extensions]
         if len(set(names)) != len(names):
             raise ValueError("an extension is listed twice")
+        if MODULE_INDEX in names or (names and names[0] > MODULE_INDEX):
+            raise ValueError(f"an extension's name must sort before {MODULE_INDEX}, which a board merges over all")
         parse_time(self.built_at)
         return self
 

@@ -20,11 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, manifest_bytes, parse_manifest
+from agent.contract.manifest import (
+    MAX_MANIFEST_BYTES,
+    MODULE_INDEX_LINK,
+    Extension,
+    Manifest,
+    manifest_bytes,
+    parse_manifest,
+)
 from agent.ports.protocols import Kind
 
 _LOG = logging.getLogger("avocado.files")
 _CHUNK = 1 << 20
+_INDEX = f"{Kind.SYSEXT}/{MODULE_INDEX_LINK}"
 # What agent/transfer.py leaves of an image that did not arrive whole.
 _PART_SUFFIXES = ("part", "progress", "progress-new")
 
@@ -159,6 +167,13 @@ class FileStore:
             sync_folder(self._images)
         return final
 
+    def write_image(self, extension: Extension, data: bytes) -> Path:
+        """An image that was made on the board is in place. Raises `no-space`."""
+        part = self.part(extension.image_id)
+        with _disk_errors(part):
+            part.write_bytes(data)
+        return self.finish_image(extension)
+
     def verify_image(self, extension: Extension) -> bool:
         """The stored image is there and its bytes still hash to its name."""
         path = self.image(extension.image_id)
@@ -210,11 +225,12 @@ class FileRuntimes:
         self._state = state
         self._runtimes = state / "runtimes"
 
-    def stage(self, manifest: Manifest) -> Path:
+    def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
         """runtimes/<id> complete and durable: the manifest as signed, and its links, put in place by one rename."""
         final = self.folder(manifest.id)
         links = _links(manifest)
         if _is_staged(final, manifest, links):
+            self._point_index(final, module_index)
             return final
         if manifest.id in (self.active(), self.previous()):
             raise OperationError(
@@ -228,6 +244,8 @@ class FileRuntimes:
             _remove_tree(part)
             for kind in Kind:
                 (part / kind.value).mkdir(parents=True)
+            if module_index is not None:
+                links[_INDEX] = _image_link(module_index)
             for name, target in links.items():
                 (part / name).symlink_to(target)
             for kind in Kind:
@@ -238,6 +256,21 @@ class FileRuntimes:
             part.rename(final)
             sync_folder(self._runtimes)
         return final
+
+    def module_index(self, runtime_id: str) -> str | None:
+        """The image with this runtime's module index, if it has one."""
+        return _index_of(self.folder(runtime_id))
+
+    def _point_index(self, folder: Path, image_id: str | None) -> None:
+        # The base has got another kernel since the runtime was staged.
+        if image_id == _index_of(folder):
+            return
+        if image_id is not None:
+            rename_link_durably(folder / _INDEX, _image_link(image_id))
+            return
+        with _disk_errors(folder):
+            (folder / _INDEX).unlink()
+            sync_folder((folder / _INDEX).parent)
 
     def remove(self, runtime_id: str) -> None:
         """runtimes/<id> is gone; the active one is never removed."""
@@ -311,10 +344,22 @@ class FileRuntimes:
 
 def _links(manifest: Manifest) -> dict[str, str]:
     return {
-        f"{kind}/{manifest.link_name(extension)}": f"../../../images/{extension.image_id}.raw"
+        f"{kind}/{manifest.link_name(extension)}": _image_link(extension.image_id)
         for extension in manifest.extensions
         for kind in extension.types
     }
+
+
+def _image_link(image_id: str) -> str:
+    return f"../../../images/{image_id}.raw"
+
+
+def _index_of(folder: Path) -> str | None:
+    try:
+        target = (folder / _INDEX).readlink()
+    except OSError:
+        return None
+    return target.stem if _is_id(target.stem) and str(target) == _image_link(target.stem) else None
 
 
 def _is_staged(folder: Path, manifest: Manifest, links: dict[str, str]) -> bool:
@@ -325,6 +370,7 @@ def _is_staged(folder: Path, manifest: Manifest, links: dict[str, str]) -> bool:
         }
     except (OSError, ValueError):
         return False
+    found.pop(_INDEX, None)
     return same and found == links
 
 

@@ -19,7 +19,7 @@ from agent.contract import errors, release
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import IMAGE_NAMESPACE
 from agent.ports import child, image_child, mounts, overlay_child
-from agent.ports.overlay_merged import MergedReader, linked_images
+from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions
 from agent.ports.overlay_reload import ReloadOverlay, left, take_trial_mounts_away
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind, MergedSet, Overlay, Switching
@@ -40,8 +40,8 @@ class GaplessOverlay:
         self._command = child.command(errors, release, mounts, image_child, overlay_child)
 
     def merged(self) -> MergedSet:
-        """What systemd itself says is merged."""
-        return self._reader.read()
+        """What systemd itself says is merged, but for the board's own module index."""
+        return of_extensions(self._reader.read())
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""
@@ -49,7 +49,7 @@ class GaplessOverlay:
         # An agent that switched by reload may have been interrupted: nobody knows what it merged.
         unknown = take_trial_mounts_away(self._units, self._state, deadline)
         wanted = {kind: linked_images(runtime / kind) if runtime else {} for kind in Kind}
-        merged, stacks = self.merged(), _stacked()
+        merged, stacks = self._reader.read(), _stacked()
         sets = {
             kind.value: self._images(images)
             for kind, images in wanted.items()

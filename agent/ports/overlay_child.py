@@ -28,6 +28,7 @@ from agent.ports import image_child, mounts
 
 # Where systemd-sysext does it too: a folder that only root enters.
 WORKSPACE = "/run/systemd/sysext"
+HOST = "/proc/1/ns/mnt"
 MARK = "avocado"  # which images an overlay of ours is made of, beside systemd's own marks
 _LINK = re.compile(r"[0-9]{2}-(?P<name>[a-z0-9][a-z0-9_-]{0,62})")
 _CHUNK = 1 << 20
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
 
 def probe() -> dict[str, Any]:
     """`unable`: why the overlays of this board cannot be switched without a gap, or an empty string."""
-    host = _enter_host()
+    host = enter_host()
     if not Path("/run/systemd/system").is_dir():
         return {"unable": "systemd does not run this system"}
     for layout in LAYOUTS.values():
@@ -122,7 +123,7 @@ def switch(request: dict[str, Any]) -> dict[str, Any]:
     for kind, images in sets.items():
         for image in images:
             _check_name(image["link"], kind)
-    host = _enter_host()
+    host = enter_host()
     hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
     for hierarchy in hierarchies:
         if _is_mutable(hierarchy):
@@ -144,9 +145,10 @@ def switch(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _enter_host() -> int:
+def enter_host(namespace: str = HOST) -> int:
+    """Live in the board's own mount namespace, and give a descriptor of it."""
     # Not the agent's own namespace: a service has one of its own, and mounts there stay there.
-    host = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    host = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     mounts.enter_namespace(host)
     return host
 
@@ -156,11 +158,11 @@ def _hierarchies(layout: Layout) -> list[Hierarchy]:
     for where in layout.hierarchies:
         path = os.path.realpath(where)
         marks = f"{path}/{layout.folder}"
-        found.append(Hierarchy(path, layout, _is_ours(path, marks), _text(f"{marks}/backing")))
+        found.append(Hierarchy(path, layout, is_ours(path, marks), _text(f"{marks}/backing")))
     return found
 
 
-def _is_ours(where: str, marks: str) -> bool:
+def is_ours(where: str, marks: str) -> bool:
     """systemd's is_our_mount_point(): the mark `dev` names the file system that is there."""
     try:
         device = os.lstat(where).st_dev
@@ -192,7 +194,7 @@ def _uncover(hierarchy: Hierarchy) -> list[tuple[str, int]]:
         if path.startswith(prefix) and not any(path == at or path.startswith(f"{at}/") for at in inside):
             inside.append(path)
     copies = [(path, mounts.copy_of(path)) for path in inside]
-    while _is_ours(hierarchy.where, hierarchy.marks):
+    while is_ours(hierarchy.where, hierarchy.marks):
         mounts.unmount(hierarchy.where)
     if not hierarchy.old:
         for path in inside:

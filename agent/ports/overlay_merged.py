@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import MODULE_INDEX_LINK
 from agent.ports.overlay_child import LAYOUTS, MARK
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind, MergedSet
@@ -35,6 +37,14 @@ def linked_images(folder: Path) -> dict[str, str]:
         if name and target:
             found[name["link"]] = target["image_id"]
     return found
+
+
+def of_extensions(merged: MergedSet) -> MergedSet:
+    """Without the board's own module index, which comes and goes with the runtime and is no extension of it."""
+    link = MODULE_INDEX_LINK.removesuffix(".raw")
+    names = {kind: tuple(name for name in found if name != link) for kind, found in merged.names.items()}
+    images = {k: {name: image for name, image in found.items() if name != link} for k, found in merged.images.items()}
+    return replace(merged, names=names, images=images)
 
 
 class MergedReader:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.overlay_merged import MergedReader, linked_images
+from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions
 from agent.ports.protocols import Kind, MergedSet
 from agent.ports.systemd import SystemdUnits
 
@@ -29,8 +29,8 @@ class ReloadOverlay:
         self._reader = MergedReader(state)
 
     def merged(self) -> MergedSet:
-        """What systemd itself says is merged."""
-        return self._reader.read()
+        """What systemd itself says is merged, but for the board's own module index."""
+        return of_extensions(self._reader.read())
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""

@@ -157,6 +157,9 @@ class Store(Protocol):
     def finish_image(self, extension: Extension) -> Path:
         """The part is synced, read back, hashed and renamed into place. Raises `hash-mismatch`."""
 
+    def write_image(self, extension: Extension, data: bytes) -> Path:
+        """An image that was made on the board is in place. Raises `no-space`."""
+
     def verify_image(self, extension: Extension) -> bool:
         """The stored image is there and its bytes still hash to its name."""
 
@@ -176,11 +179,24 @@ class Store(Protocol):
         """What an unprivileged writer could still write."""
 
 
+class ModuleIndexer(Protocol):
+    """Makes kernel modules of several extensions and of the base findable together."""
+
+    def index(self, extensions: Sequence[Extension]) -> str | None:
+        """An image in the store with the index over all (highest first), or None where none brings modules.
+
+        Raises `tool-missing`, or `bad-image` with what cannot be indexed.
+        """
+
+
 class Runtimes(Protocol):
     """The runtimes on disk, and which of them the next boot merges."""
 
-    def stage(self, manifest: Manifest) -> Path:
-        """runtimes/<id> complete and durable: the manifest as signed, and its links."""
+    def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
+        """runtimes/<id> complete and durable: the manifest as signed, its links, and that of the board's own index."""
+
+    def module_index(self, runtime_id: str) -> str | None:
+        """The image with this runtime's module index, if it has one."""
 
     def remove(self, runtime_id: str) -> None:
         """runtimes/<id> is gone; the active one is never removed."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent.contract.manifest import Manifest
+from agent.contract.manifest import MODULE_INDEX_LINK, Manifest
 from agent.extensions import Problem, boot_link_problem, link_problem, stray_problem
 from agent.ports.protocols import Kind
 
@@ -51,7 +51,7 @@ class Strays:
             }
             present = {path.name: path for path in _listed(folder / kind)}
             for name, path in present.items():
-                if name not in links:
+                if name not in links and not _is_index(kind, path):
                     yield stray_problem(str(path), merges=_is_scanned(path))
             for name, target in links.items():
                 path = folder / kind / name
@@ -74,6 +74,10 @@ def _listed(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_index(kind: Kind, path: Path) -> bool:
+    return kind is Kind.SYSEXT and path.name == MODULE_INDEX_LINK and path.is_symlink()
 
 
 def _is_scanned(path: Path) -> bool:

@@ -17,7 +17,7 @@ from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, parse_record
 from agent.change.steps import build_handlers
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import Extension, Manifest
+from agent.contract.manifest import Extension, Manifest, image_id
 from agent.extensions import Kind, MergedSet, owned_services
 from agent.health import HealthPolicy, InferenceState, SelfTest, UnitState
 from agent.order import Relations
@@ -56,6 +56,7 @@ class World:
     begun: set[str] = field(default_factory=set)
     moved_bytes: int = 0
     runtimes: dict[str, Manifest] = field(default_factory=dict)
+    indexes: dict[str, str] = field(default_factory=dict)  # runtime -> the image with its module index
     active: str | None = None
     previous: str | None = None
     synced: tuple[str | None, str | None] = (None, None)
@@ -254,6 +255,9 @@ class FakeStore:
         self.world.images.add(extension.image_id)
         return Path("/state/images", f"{extension.image_id}.raw")
 
+    def write_image(self, extension: Extension, data: bytes) -> Path:
+        raise NotImplementedError
+
     def verify_image(self, extension: Extension) -> bool:
         return extension.image_id in self.world.images
 
@@ -281,15 +285,21 @@ class FakeStore:
 class FakeRuntimes:
     world: World
 
-    def stage(self, manifest: Manifest) -> Path:
+    def module_index(self, runtime_id: str) -> str | None:
+        return self.world.indexes.get(runtime_id)
+
+    def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
         self.world.begin("stage", manifest.id)
         self.world.runtimes[manifest.id] = manifest
+        if module_index is not None:
+            self.world.indexes[manifest.id] = module_index
         self.world.fuse.tick()
         return FOLDER / manifest.id
 
     def remove(self, runtime_id: str) -> None:
         self.world.begin("remove", runtime_id)
         self.world.runtimes.pop(runtime_id, None)
+        self.world.indexes.pop(runtime_id, None)
         self.world.fuse.tick()
 
     def ids(self) -> list[str]:
@@ -328,6 +338,20 @@ class FakeImages:
     def release(self, image: Path, name: str, kind: Kind) -> dict[str, str]:
         self.world.look("release", name)
         return self.world.releases[image.stem][kind]
+
+
+@dataclass
+class FakeIndexer:
+    """The NPU's extension brings a module."""
+
+    world: World
+
+    def index(self, extensions: Sequence[Extension]) -> str | None:
+        self.world.begin("index")
+        made = next((image_id(e.image_id) for e in extensions if e.name == "npu-virtual"), None)
+        self.world.images |= {made} if made else set()
+        self.world.fuse.tick()
+        return made
 
 
 @dataclass
@@ -418,6 +442,7 @@ def engine_on(
         store=FakeStore(world),
         runtimes=FakeRuntimes(world),
         images=FakeImages(world),
+        indexer=FakeIndexer(world),
         source_for=lambda _: FakeSource(world),
         clock=FakeClock(world),
         confirmation=FakeHost(world),

@@ -14,7 +14,7 @@ from enum import StrEnum
 from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, NewChange, Outcome
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import Manifest
+from agent.contract.manifest import Manifest, image_id
 from agent.extensions import Kind
 from agent.plan import ChangeKind, StepSpec, Wanted
 from tests.change.fakes import Call, Cut, Fuse, World, engine_on, plan_on
@@ -68,6 +68,10 @@ def board(active: Manifest | None, *others: Manifest, previous: Manifest | None 
         releases=RELEASES,
         unit_files=active.id if active and merged else None,
     )
+    for manifest in staged:
+        index = next(image_id(e.image_id) for e in manifest.extensions if e.name == "npu-virtual")
+        world.indexes[manifest.id] = index
+        world.images.add(index)
     world.synced = (world.active, world.previous)
     if active and merged:
         world.shown = dict.fromkeys(Kind, active.id)
@@ -116,6 +120,7 @@ FAULTS = (
     NO_FAULT,
     Fault("fetch", lambda call, world: call[0] == "fetch" and call[1] in ("pose-model", "avocado-agent")),
     Fault("release file", lambda call, world: call[0] == "release" and call[1] == "pose-config"),
+    Fault("module index", _doing("index")),
     Fault("stage", _doing("stage")),
     Fault("stop", _doing("stop")),
     Fault("npu", stubborn_npu=True),
@@ -288,6 +293,8 @@ class Run:
             manifest = world.runtimes.get(runtime_id or "")
             if runtime_id and (manifest is None or {e.image_id for e in manifest.extensions} - world.images):
                 found.append(f"runtime {runtime_id} is not whole on the disk")
+            if runtime_id in world.indexes and world.indexes[runtime_id] not in world.images:
+                found.append(f"the module index of runtime {runtime_id} is gone")
         if reverted and record and set(world.runtimes) - self.before[4]:
             found.append("the runtime that was not activated is still staged")
         return found

@@ -57,6 +57,7 @@ def test_a_deploy_touches_the_services_in_this_order() -> None:
     run(world, deploy(R2)())
     effects = [call for call in world.calls if call[0] not in ("journal", "release", "self_test", "holders", "fetch")]
     assert effects == [
+        ("index",),
         ("stage", R2.id),
         ("stop", "pose.service"),
         ("show", R2.id),

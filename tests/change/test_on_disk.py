@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange, Outcome
 from agent.change.steps import build_handlers
-from agent.contract.manifest import Extension, Manifest
+from agent.contract.manifest import MODULE_INDEX, Extension, Manifest, image_id, sha256_hex
 from agent.plan import ChangeKind, Wanted, plan_change
 from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.protocols import Fetched, Progress
@@ -48,6 +49,27 @@ class WritingSource(FakeSource):
         return Fetched(extension.image_id, "full", None, extension.size_bytes)
 
 
+def index_over(extensions: Sequence[Extension]) -> tuple[Extension, bytes]:
+    """The image that stands for their module index."""
+    data = b"index of " + b" ".join(extension.image_id.encode() for extension in extensions)
+    sha256 = sha256_hex(data)
+    fields: dict[str, Any] = {"name": MODULE_INDEX, "version": "1", "types": ["sysext"], "size_bytes": len(data)}
+    return Extension(image_id=image_id(sha256), sha256=sha256, **fields), data
+
+
+@dataclass
+class WritingIndexer:
+    """Makes that image."""
+
+    store: FileStore
+
+    def index(self, extensions: Sequence[Extension]) -> str | None:
+        made, data = index_over(extensions)
+        if not self.store.verify_image(made):
+            self.store.write_image(made, data)
+        return made.image_id
+
+
 class Disk:
     """A board whose disk is a folder; the rest is the world of the fakes. `fresh`: nothing is on the disk yet."""
 
@@ -61,7 +83,7 @@ class Disk:
         for manifest in (R0, R1) if fresh else ():
             for extension in manifest.extensions:
                 source.fetch(extension, (), lambda done, total: None)
-            self.runtimes.stage(manifest)
+            self.runtimes.stage(manifest, WritingIndexer(self.store).index(manifest.extensions))
             self.runtimes.activate(manifest.id, self.runtimes.active())
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -79,6 +101,7 @@ class Disk:
             store=self.store,
             runtimes=self.runtimes,
             images=FakeImages(world),
+            indexer=WritingIndexer(self.store),
             source_for=lambda _: WritingSource(world, self.store),
             clock=FakeClock(world),
             confirmation=FakeHost(world),
@@ -99,7 +122,10 @@ class Disk:
 
 
 def images(*manifests: Manifest) -> list[str]:
-    return sorted({extension.image_id for manifest in manifests for extension in manifest.extensions})
+    return sorted(
+        {extension.image_id for manifest in manifests for extension in manifest.extensions}
+        | {index_over(manifest.extensions)[0].image_id for manifest in manifests}
+    )
 
 
 def run(disk: Disk) -> ChangeRecord:
@@ -117,6 +143,7 @@ def test_a_deploy_leaves_two_runtimes_and_their_images_on_the_disk(tmp_path: Pat
         "96-npu-virtual.raw",
         "97-pose-app.raw",
         "98-pose-model.raw",
+        "99-zz-module-index.raw",
     ]
     assert json.loads((tmp_path / "changes" / "1.json").read_text())["outcome"] == "applied"
 

@@ -1,8 +1,14 @@
-"""What a change does on the booted board beside the reference deploy: to services it does not own."""
+"""What a change does on the booted board beside the reference deploy: to other services, to kernel modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +18,7 @@ from tests.device.reference import BOARD, FIRST_MODEL, NEW_MODEL, Reference, wai
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
 SERVING_S = 60.0
+KERNEL = "6.6.1-board"
 UNIT = """\
 [Unit]
 After=pose.service
@@ -36,6 +43,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="module")
 def serving(new_board: Callable[[], Board], project: Reference) -> Board:
     board = new_board()
+    if shutil.which("objcopy"):
+        board.provision(lambda root: module(root / f"usr/lib/modules/{KERNEL}/kernel/fs/base.ko"))
+        board.provision(lambda root: subprocess.run(["chroot", root, "depmod", KERNEL], check=True, timeout=60))
     project.provision(board)
     board.boot()
     wait_until_serving(board, SERVING_S)
@@ -86,3 +96,71 @@ def test_a_service_that_maps_the_model_restarts_with_it_and_one_that_does_not_go
     project.avocadoctl("-H", BOARD, "rollback", board=serving, timeout_s=200)
     assert shown(serving, "viewer.service", "ActiveState") == "inactive"
     wait_until_serving(serving, SERVING_S)
+
+
+def module(path: Path) -> None:
+    """The smallest file that depmod and modprobe take for a kernel module."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    info = path.with_suffix(".info")
+    info.write_bytes(b"license=GPL\0")
+    machine = {"x86_64": "elf64-x86-64", "aarch64": "elf64-littleaarch64"}[os.uname().machine]
+    line = ["objcopy", "-I", "binary", "-O", machine, "--rename-section", ".data=.modinfo", info, path]
+    subprocess.run(line, check=True, timeout=20)
+    info.unlink()
+
+
+@contextlib.contextmanager
+def with_extensions(project: Reference, trees: Mapping[str, Path]) -> Iterator[None]:
+    """The project with more extensions, over the others, that hold these trees."""
+    path = project.folder / "avocado.yaml"
+    good = path.read_text(encoding="utf-8")
+    parts = [f'{name}:\n  version: "1"\n  overlay: "{tree}"\n' for name, tree in trees.items()]
+    listed = "".join(f"      - {name}\n" for name in trees)
+    more = good.replace("      - pose-config\n", f"{listed}      - pose-config\n", 1)
+    more = more.replace("\nextensions:\n", f"\nextensions:\n{textwrap.indent(''.join(parts), '  ')}\n", 1)
+    path.write_text(more, encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(good, encoding="utf-8")
+
+
+def found(board: Board) -> set[str]:
+    """Which modules modprobe finds."""
+    names = ("base", "npu", "cam")
+    said = {name: board.exec(["modprobe", "-S", KERNEL, "--show-depends", name], check=False) for name in names}
+    return {name for name, ran in said.items() if ran.returncode == 0 and f"/{name}.ko" in ran.stdout}
+
+
+@pytest.mark.skipif(shutil.which("objcopy") is None, reason="objcopy is not installed: apt-get install binutils")
+def test_modules_of_every_extension_and_of_the_base_are_found_whatever_index_each_brings(
+    serving: Board, project: Reference, tmp_path: Path
+) -> None:
+    trees = {name: tmp_path / name for name in ("npu", "cam")}
+    for name, tree in trees.items():
+        folder = tree / f"usr/lib/modules/{KERNEL}"
+        module(folder / f"extra/{name}.ko")
+        # As distributions make them: an index that knows of nothing else.
+        (folder / "modules.dep").write_text(f"extra/{name}.ko:\n")
+        (folder / "modules.dep.bin").write_bytes(b"not even an index")
+    assert found(serving) == {"base"}
+    with with_extensions(project, trees):
+        assert project.deploy(serving).document["outcome"] == "applied"
+    assert found(serving) == {"base", "npu", "cam"}
+    assert project.status(serving)["problems"] == []
+    serving.reboot()
+    wait_until_serving(serving, SERVING_S)
+    assert found(serving) == {"base", "npu", "cam"}
+    status = project.status(serving)
+    assert status["problems"] == []
+    assert "zz-module-index" not in {row["name"] for row in status["extensions"]}
+
+    project.avocadoctl("-H", BOARD, "ext", "disable", "cam", board=serving, timeout_s=200)
+    assert found(serving) == {"base", "npu"}
+    project.avocadoctl("-H", BOARD, "rollback", board=serving, timeout_s=200)
+    assert found(serving) == {"base", "npu", "cam"}
+    assert project.status(serving)["problems"] == []
+    assert project.deploy(serving).document["outcome"] == "applied"
+    assert found(serving) == {"base"}
+    links = serving.exec(["ls", "/var/lib/avocado/active/sysext"]).stdout
+    assert "module-index" not in links

@@ -20,7 +20,18 @@ from agent.change.steps.start_services import StartServices
 from agent.change.steps.stop_services import StopServices
 from agent.change.steps.switch_overlay import SwitchOverlay
 from agent.health import HealthPolicy
-from agent.ports.protocols import Clock, ImageReader, Inference, Npu, Overlay, Runtimes, Source, Store, Units
+from agent.ports.protocols import (
+    Clock,
+    ImageReader,
+    Inference,
+    ModuleIndexer,
+    Npu,
+    Overlay,
+    Runtimes,
+    Source,
+    Store,
+    Units,
+)
 
 
 def build_handlers(
@@ -32,6 +43,7 @@ def build_handlers(
     store: Store,
     runtimes: Runtimes,
     images: ImageReader,
+    indexer: ModuleIndexer,
     source_for: Callable[[str], Source],
     clock: Clock,
     confirmation: Confirmation,
@@ -47,7 +59,7 @@ def build_handlers(
     absence = Absence(clock)
     steps: tuple[Step, ...] = (
         FetchImages(store, source_for),
-        StageRuntime(runtimes, releases),
+        StageRuntime(runtimes, releases, indexer),
         StopServices(units, affected, releases, absence),
         ReleaseNpu(npu, affected, clock),
         SwitchOverlay(overlay, runtimes),

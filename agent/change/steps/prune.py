@@ -39,6 +39,7 @@ class Prune:
         used = set(inputs.get("keep_images", ()))
         for runtime_id in self.runtimes.ids():
             used.update(extension.image_id for extension in self.runtimes.manifest(runtime_id).extensions)
+            used.update(filter(None, [self.runtimes.module_index(runtime_id)]))
         unused = [image_id for image_id in self.store.image_ids() if image_id not in used]
         for image_id in unused:
             self.store.remove_image(image_id)

@@ -1,4 +1,7 @@
-"""stage_runtime: the runtime's folder is complete and durable, and systemd would take every image in it."""
+"""stage_runtime: the runtime's folder is complete and durable, and systemd would take every image in it.
+
+Where images bring kernel modules, the index over theirs and the base's is made here and is part of the runtime.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from agent.change.steps.releases import Releases
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.extensions import incompatibility
-from agent.ports.protocols import Runtimes
+from agent.ports.protocols import ModuleIndexer, Runtimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class StageRuntime:
 
     runtimes: Runtimes
     releases: Releases
+    indexer: ModuleIndexer
 
     kind = "stage_runtime"
     commits = False
@@ -39,9 +43,10 @@ class StageRuntime:
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """runtimes/<id> is there as signed, with its links."""
-        self.runtimes.stage(Manifest.model_validate(inputs["manifest"]))
+        manifest = Manifest.model_validate(inputs["manifest"])
+        self.runtimes.stage(manifest, self.indexer.index(manifest.extensions))
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
-        """It is gone again, unless it was there before."""
+        """It is gone again, unless it was there before. An index stays, as images do; prune decides."""
         if not memo["existed"]:
             self.runtimes.remove(inputs["manifest"]["id"])

@@ -31,9 +31,9 @@ class Run:
     offset: int | None
 
 
-def find_runs(old: Buffer, new: Buffer, progress: Callable[[int], None]) -> list[Run]:
-    """The whole new file as runs, in order. `progress` is told how much of it was looked at."""
-    matches = _block_matches(old, new, progress)
+def find_runs(old: Buffer, new: Buffer) -> list[Run]:
+    """The whole new file as runs, in order."""
+    matches = _block_matches(old, new)
     runs = _fill(_grow(matches, old, new), len(new))
     budget = _PROBE_BUDGET_BYTES
     found: list[Run] = []
@@ -51,7 +51,7 @@ def _digest(block: bytes) -> bytes:
     return hashlib.blake2b(block, digest_size=16).digest()
 
 
-def _block_matches(old: Buffer, new: Buffer, progress: Callable[[int], None]) -> list[Run]:
+def _block_matches(old: Buffer, new: Buffer) -> list[Run]:
     index: dict[bytes, list[int]] = {}
     for offset in range(0, len(old), BLOCK_BYTES):
         places = index.setdefault(_digest(old[offset : offset + BLOCK_BYTES]), [])
@@ -80,8 +80,6 @@ def _block_matches(old: Buffer, new: Buffer, progress: Callable[[int], None]) ->
             matches[-1] = Run(last.start, last.length + len(block), last.offset)
         else:
             matches.append(Run(start, len(block), offset))
-        if start % (1 << 22) == 0:
-            progress(start)
     return matches
 
 
@@ -141,34 +139,32 @@ def _shifted(run: Run, by: int) -> Run:
 
 
 def _common_forward(old: Buffer, old_at: int, new: Buffer, new_at: int, limit: int) -> int:
-    limit = max(0, min(limit, len(old) - old_at, len(new) - new_at))
-    same = 0
-    size = 64
-    while same < limit:
-        size = min(size, limit - same)
-        if old[old_at + same : old_at + same + size] == new[new_at + same : new_at + same + size]:
-            same += size
-            size = min(size * 4, 1 << 20)
-        elif size == 1:
-            break
-        else:
-            size = max(1, size // 8)
-            limit = min(limit, same + size * 8)
-    return same
+    """How many bytes from these places on are the same in both."""
+    return _agreeing(
+        min(limit, len(old) - old_at, len(new) - new_at),
+        lambda same, size: old[old_at + same : old_at + same + size] == new[new_at + same : new_at + same + size],
+    )
 
 
 def _common_backward(old: Buffer, old_at: int, new: Buffer, new_at: int, limit: int) -> int:
-    limit = max(0, min(limit, old_at, new_at))
-    same = 0
-    size = 64
+    """How many bytes before these places are the same in both."""
+    return _agreeing(
+        min(limit, old_at, new_at),
+        lambda same, size: old[old_at - same - size : old_at - same] == new[new_at - same - size : new_at - same],
+    )
+
+
+def _agreeing(limit: int, agree: Callable[[int, int], bool]) -> int:
+    """How far it agrees, up to a limit, in strides that grow and, at the first difference, shrink to single bytes."""
+    same, stride = 0, 64
     while same < limit:
-        size = min(size, limit - same)
-        if old[old_at - same - size : old_at - same] == new[new_at - same - size : new_at - same]:
-            same += size
-            size = min(size * 4, 1 << 20)
-        elif size == 1:
+        stride = min(stride, limit - same)
+        if agree(same, stride):
+            same += stride
+            stride = min(stride * 4, 1 << 20)
+        elif stride == 1:
             break
         else:
-            size = max(1, size // 8)
-            limit = min(limit, same + size * 8)
+            stride = max(1, stride // 8)
+            limit = min(limit, same + stride * 8)
     return same

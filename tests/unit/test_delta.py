@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
 from agent.delta.apply import FAULTS, Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
-from agent.delta.encode import Effort, encode_delta, subtract_bytes
+from agent.delta.encode import Effort, encode_delta
 from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
+from agent.delta.ways import subtract_bytes
 
 
 def round_trip(folder: Path, old: bytes | None, new: bytes) -> bytes:

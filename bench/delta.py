@@ -79,7 +79,7 @@ def _line(row: Row, ours: Row) -> str:
     text = f"{row.pair:23} {row.method:18}"
     for heading, width, figure, ratio in zip(HEADINGS, WIDTHS, _figures(row), _ratios(row, ours), strict=True):
         places = 2 if heading.endswith(" s") else 0
-        text += f" {figure:{width},.{places}f} {ratio or 0:6.2f}" if figure is not None else " " * (width + 8)
+        text += f" {figure:{width},.{places}f} {ratio or 0:9.2f}" if figure is not None else " " * (width + 11)
     return text
 
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     speeds: dict[str, dict[str, float]] = {}
     why_not = {pair: f'give PAIR="{pair}"' for pair in PAIRS if pair not in chosen}
     plain: Cost | None = None
-    columns = "".join(f" {heading:>{width}} / ours" for heading, width in zip(HEADINGS, WIDTHS, strict=True))
+    columns = "".join(f" {heading:>{width}}    / ours" for heading, width in zip(HEADINGS, WIDTHS, strict=True))
     print(f"{'pair':23} {'method':18}{columns}")
     with tempfile.TemporaryDirectory(prefix="bench-delta-") as scratch:
         work = Path(scratch)

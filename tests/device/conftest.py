@@ -10,9 +10,11 @@ import pytest
 
 from tests.device.board import Board
 from tests.device.host import obstacle
+from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
 
 # The first board on a machine waits for its root file system to be built.
 TIMEOUT_S = 240
+SERVING_S = 90.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,3 +57,21 @@ def board(new_board: Callable[[], Board]) -> Board:
     made = new_board()
     assert made.boot() == "running", made.exec(["systemctl", "--failed", "--no-legend"]).stdout
     return made
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The module's own project of the reference application, with its first model."""
+    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
+        pytest.skip("the models are not prepared; `make model` prepares them")
+    return Reference.start(tmp_path_factory.mktemp("reference") / "project")
+
+
+@pytest.fixture(scope="module")
+def serving(new_board: Callable[[], Board], project: Reference) -> Board:
+    """The module's board with that project's first runtime, serving on its NPU."""
+    board = new_board()
+    project.provision(board)
+    board.boot()
+    wait_until_serving(board, SERVING_S)
+    return board

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tests.bus.calls import NAME, PATH, Call, calls
 from tests.device.board import TREE, Board
 from tests.device.host import find_program
 from tests.device.process import holds_within
-from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
+from tests.device.reference import NEW_MODEL, Reference
 from tests.unit.test_units import MOST
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
@@ -25,22 +25,6 @@ pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 STRANGER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 DROPBEAR_PORT = 2222
 REFUSED = ("Access denied", "not permitted", "AccessDenied")
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("access") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, 60)
-    return board
 
 
 @pytest.fixture(scope="module")

@@ -33,22 +33,6 @@ BEGUN_BYTES = 8 << 20
 IMAGES = "/var/lib/avocado/images"
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("delta") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, SERVING_S)
-    return board
-
-
 def main_pid(board: Board) -> str:
     return board.exec(["systemctl", "show", "-P", "MainPID", "pose.service"]).stdout.strip()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +29,6 @@ WHOLE = {
     "soft_ms_floor = 50.0": "soft_ms_floor = 5000.0",
     "soft_ms_ceiling = 200.0": "soft_ms_ceiling = 5000.0",
 }
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("models") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, SERVING_S)
-    return board
 
 
 def test_a_model_made_for_another_delegate_is_taken_back_naming_both_versions(

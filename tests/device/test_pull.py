@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.device.board import Board
 from tests.device.host import find_program
 from tests.device.process import holds_within
-from tests.device.reference import FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
+from tests.device.reference import NEW_MODEL, Reference
 from tests.models import spoil_model
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
@@ -28,22 +28,6 @@ http {{
   server {{ listen {address}:{port}; root {root}; gzip on; gzip_types *; }}
 }}
 """
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("pull") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, 60)
-    return board
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.device.board import Board
 from tests.device.process import holds_within
-from tests.device.reference import FIRST_MODEL, Reference, wait_until_serving
+from tests.device.reference import wait_until_serving
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
@@ -28,17 +27,6 @@ path = "/usr/lib/avocado/npu/libsimnpu.so"
 ladder = ["new_worker", "rebind", "reboot"]
 limits = { reboot = 1 }
 """
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], tmp_path_factory: pytest.TempPathFactory) -> Board:
-    if not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    board = new_board()
-    Reference.start(tmp_path_factory.mktemp("recovery") / "project").provision(board)
-    board.boot()
-    wait_until_serving(board, SERVING_S)
-    return board
 
 
 def show(board: Board, unit: str, name: str) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,22 +23,6 @@ from tests.models import spoil_model
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
 SERVING_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("reference") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, SERVING_S)
-    return board
 
 
 @pytest.fixture(scope="module")

@@ -10,36 +10,20 @@ import json
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from tests.device.board import TREE, Board
-from tests.device.reference import FIRST_MODEL, Reference, wait_until_serving
+from tests.device.reference import Reference, wait_until_serving
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
 
 SERVING_S = 60.0
 PROFILE = TREE / "inference/accelerators/virtual.toml"
 DROP_IN = "usr/lib/systemd/system/pose.service.d/10-spoiled.conf"
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("rollbacks") / "project")
-
-
-@pytest.fixture(scope="module")
-def serving(new_board: Callable[[], Board], project: Reference) -> Board:
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, SERVING_S)
-    return board
 
 
 def drop_in(*lines: str) -> str:

@@ -33,7 +33,8 @@ MEMORY_BYTES = {"3 MB": 3 << 20, "1 GiB": 1 << 30}
 INSIDE = """
 import json, sys, time
 from pathlib import Path
-from agent.delta.apply import apply_delta, file_chunks
+from agent.delta.apply import apply_delta
+from agent.delta.stream import file_chunks
 old, delta, out = map(Path, sys.argv[1:])
 found = []
 for _ in range(5):

@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 from agent.delta import zstd
-from agent.delta.apply import file_sha256
 from agent.delta.format import (
     MAX_SEGMENT_BYTES,
     MAX_WINDOW_BYTES,
@@ -20,6 +19,7 @@ from agent.delta.format import (
     pack_op,
     pack_trailer,
 )
+from agent.delta.stream import file_sha256
 
 PLUS_SEVEN = bytes((byte + 7) % 256 for byte in range(256))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +31,10 @@ from agent.delta.format import (
     parse_trailer,
     read_op,
 )
+from agent.delta.stream import PIECE_BYTES, Reader, file_sha256
 
 Progress = Callable[[int, int], None]
 
-_COPY_BYTES = 256 * 1024
 _ADD_BYTES = 64 * 1024
 # A checkpoint costs one small file; this often is enough to lose little and write little.
 CHECKPOINT_BYTES = 1 << 20
@@ -77,7 +76,7 @@ def apply_delta(
     `base_sha256` is the hash of `base` when the caller has just computed it; otherwise it is computed here. Errors
     raised by `chunks` pass through and leave the part for a later resume.
     """
-    reader = Reader(chunks, resume)
+    reader = Reader(chunks, offset=resume.delta_offset, crc=resume.crc) if resume else Reader(chunks)
     try:
         info = resume.info if resume else parse_header(reader.take(HEADER_BYTES))
         with _open_base(base, info, base_sha256) as old, _open_part(part, resume) as new:
@@ -91,22 +90,6 @@ def apply_delta(
             part.unlink(missing_ok=True)
         raise
     return info
-
-
-def file_chunks(path: Path, offset: int = 0, *, piece_bytes: int = _COPY_BYTES) -> Iterator[bytes]:
-    """The bytes of a file in pieces of one length, the last one excepted."""
-    with path.open("rb") as source:
-        source.seek(offset)
-        while chunk := source.read(piece_bytes):
-            yield chunk
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 hex of a file's bytes."""
-    digest = hashlib.sha256()
-    for chunk in file_chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _run(
@@ -148,7 +131,7 @@ def _pieces(op: Op, reader: Reader, old: BinaryIO | None) -> Iterator[bytes]:
         old.seek(op.offset)
         left = op.length
         while left:
-            piece = _exactly(old, min(left, _COPY_BYTES))
+            piece = _exactly(old, min(left, PIECE_BYTES))
             left -= len(piece)
             yield piece
         return
@@ -232,7 +215,7 @@ class _Output:
 
     def restore(self, resume: Checkpoint) -> int:
         left = resume.produced
-        while left and (piece := self.file.read(min(left, _COPY_BYTES))):
+        while left and (piece := self.file.read(min(left, PIECE_BYTES))):
             self.digest.update(piece)
             left -= len(piece)
         if left or self.digest.copy().hexdigest() != resume.part_sha256:
@@ -252,40 +235,3 @@ class _Output:
     def flush(self) -> None:
         self.file.flush()
         os.fdatasync(self.file.fileno())
-
-
-class Reader:
-    """The delta's bytes as they arrive: exact reads, their position and their running CRC."""
-
-    def __init__(self, chunks: Iterable[bytes], resume: Checkpoint | None = None) -> None:
-        self._chunks = iter(chunks)
-        self._held = b""
-        self._at = 0
-        self.offset = resume.delta_offset if resume else 0
-        self.crc = resume.crc if resume else 0
-
-    def take(self, count: int) -> bytes:
-        """Exactly the next `count` bytes. Raises `delta-invalid` when fewer are left."""
-        pieces: list[bytes] = []
-        wanted = count
-        while wanted:
-            if self._at == len(self._held):
-                self._held, self._at = self._next(), 0
-            piece = self._held[self._at : self._at + wanted]
-            self._at += len(piece)
-            wanted -= len(piece)
-            pieces.append(piece)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self.offset += count
-        self.crc = zlib.crc32(data, self.crc)
-        return data
-
-    def _next(self) -> bytes:
-        for chunk in self._chunks:
-            if chunk:
-                return chunk
-        raise invalid("it is cut short")
-
-    def at_end(self) -> bool:
-        """Nothing follows."""
-        return self._at == len(self._held) and not any(self._chunks)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.delta.apply import Reader, file_chunks
 from agent.delta.format import HEADER_BYTES, DeltaInfo, OpKind, next_cursor, parse_header, read_op
+from agent.delta.stream import Reader, file_chunks
 
 
 @dataclass(slots=True)

@@ -18,11 +18,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.delta.apply import file_sha256
 from agent.delta.format import DeltaInfo, Op, OpKind, next_cursor, pack_header, pack_op, pack_trailer
 from agent.delta.match import Buffer, find_runs
 from agent.delta.output import whole_file
 from agent.delta.segments import cut
+from agent.delta.stream import file_sha256
 from agent.delta.ways import Segment, Way
 
 Progress = Callable[[int, int], None]

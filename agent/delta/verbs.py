@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.delta.apply import apply_delta, file_chunks
+from agent.delta.apply import apply_delta
 from agent.delta.describe import describe
 from agent.delta.output import whole_file
+from agent.delta.stream import file_chunks
 
 Progress = Callable[[int, int], None]
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension, image_id
-from agent.delta.apply import file_sha256
 from agent.delta.encode import Effort
+from agent.delta.stream import file_sha256
 from agent.host.build import BuiltRuntime, build_runtime, held_image, transfer_cache
 from agent.host.keys import Keys
 from agent.host.project import Project, load_project

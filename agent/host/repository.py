@@ -30,8 +30,8 @@ from agent.contract.delta import (
 )
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest, image_id, manifest_bytes, parse_manifest, parse_time
-from agent.delta.apply import file_sha256
 from agent.delta.encode import Effort
+from agent.delta.stream import file_sha256
 from agent.host.keys import Keys
 from agent.host.transfers import Progress, TransferCache, hashed_name, is_whole, make_transfer
 

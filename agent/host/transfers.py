@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.contract.delta import Transfer, chunk_bytes_for
-from agent.delta.apply import file_chunks, file_sha256
 from agent.delta.describe import read_info
 from agent.delta.encode import Effort, encode_delta
+from agent.delta.stream import file_chunks, file_sha256
 
 Progress = Callable[[str, int, int], None]  # what is encoded, bytes done, of how many
 

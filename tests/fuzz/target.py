@@ -13,9 +13,10 @@ import zlib
 from pathlib import Path
 
 from agent.contract.errors import OperationError
-from agent.delta.apply import FAULTS, apply_delta, file_chunks
+from agent.delta.apply import FAULTS, apply_delta
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.format import HEADER_BYTES, TRAILER_BYTES
+from agent.delta.stream import file_chunks
 
 BASE = bytes(range(256)) * 64 + b"the quick brown fox\n" * 200
 BASE_SHA256 = hashlib.sha256(BASE).hexdigest()

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
-from agent.delta.apply import FAULTS, Checkpoint, add_bytes, apply_delta, file_chunks, file_sha256
+from agent.delta.apply import FAULTS, Checkpoint, add_bytes, apply_delta
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
+from agent.delta.stream import file_chunks, file_sha256
 from agent.delta.ways import subtract_bytes
 
 

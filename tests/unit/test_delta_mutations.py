@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agent.contract.errors import OperationError
 from agent.delta import zstd
-from agent.delta.apply import FAULTS, Reader, apply_delta, file_sha256
+from agent.delta.apply import FAULTS, apply_delta
 from agent.delta.format import (
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -32,6 +32,7 @@ from agent.delta.format import (
     parse_header,
     read_op,
 )
+from agent.delta.stream import Reader, file_sha256
 
 MEMORY_BYTES = 12 << 20
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

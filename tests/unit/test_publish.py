@@ -12,8 +12,8 @@ import pytest
 
 from agent import cli
 from agent.contract.manifest import image_id
-from agent.delta.apply import file_sha256
 from agent.delta.encode import Effort, encode_delta
+from agent.delta.stream import file_sha256
 from agent.host import transfers
 from agent.host.image import erofs_version
 from agent.host.keys import init_keys

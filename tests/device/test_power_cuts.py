@@ -84,7 +84,9 @@ class Campaign:
 
     def settled(self, before: str, number: int, instant: str) -> None:
         """The board ended wholly old or wholly new, and says which and why."""
-        assert holds_within(self._is_calm, ENDED_S), (instant, self._said)
+        if not holds_within(self._is_calm, ENDED_S):
+            seen = {key: self._said.get(key) for key in ("problems", "change", "inference")}
+            pytest.fail(f"{instant}: the board did not settle: {json.dumps(seen)}")
         status = self._said
         records = [record for record in self._records() if record["number"] >= number]
         active = self.active()

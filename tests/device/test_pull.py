@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.device.board import Board
+from agent.cli import main as avocadoctl
+from inference.cli import main as avocado_infer
+from tests.device.board import TREE, Board
 from tests.device.host import find_program
 from tests.device.process import holds_within
 from tests.device.reference import NEW_MODEL, Reference
@@ -130,3 +133,33 @@ def test_a_repository_that_is_down_is_one_message_and_no_change(serving: Board, 
     assert done.returncode != 0
     assert json.loads(done.stderr.strip().splitlines()[-1])["code"] == "repository-incomplete"
     assert serving.exec(["ls", "/var/lib/avocado/changes"]).stdout == before
+
+
+# A whole runtime for another processor is built, and its wheels are fetched.
+@pytest.mark.timeout(900)
+def test_a_runtime_for_another_board_is_refused_however_well_it_is_signed(
+    serving: Board, project: Reference, repository: Path, tmp_path: Path
+) -> None:
+    graph, model = TREE / "build/assets/movenet-lightning.json", tmp_path / "movenet-lightning"
+    if not graph.exists():
+        pytest.skip("no weights and pictures: run `make model`")
+    assert avocado_infer(["prepare", str(graph), "--target", "imx93-frdm", "--out", str(model)]) == 0
+    project.use_model(model)
+    other, away = repository.with_name("other"), repository.with_name("away")
+    # Not through the project: its Python is this board's, and the other board has another.
+    assert avocadoctl(["publish", "-C", str(project.folder), "--target", "imx93-frdm", "--out", str(other)]) == 0
+    before = serving.exec(["readlink", "/var/lib/avocado/active"]).stdout
+    repository.rename(away)
+    other.rename(repository)
+    try:
+        done = look(serving)
+    finally:
+        repository.rename(other)
+        away.rename(repository)
+    error = json.loads(done.stderr.strip().splitlines()[-1])
+    assert (done.returncode, error["code"]) == (23, "wrong-target"), done.stderr
+    assert error["message"] == (
+        "cannot deploy runtime npu-pose 0.1.0: it is for imx93-frdm (aarch64), this board is virtual "
+        f"({platform.machine()})"
+    )
+    assert serving.exec(["readlink", "/var/lib/avocado/active"]).stdout == before

@@ -26,6 +26,7 @@ class Verb(NamedTuple):
 VERBS = {
     "serve": Verb("inference.service", "run the pose service: camera, supervised inference, web page, D-Bus"),
     "try": Verb("inference.tryout", "run one model folder once on its golden frame, without the service"),
+    "doctor": Verb("inference.measure.doctor", "look at everything the pose service needs on this board"),
     "inject": Verb("inference.inject", "make the simulated NPU misbehave: hang, slow, error, wrong, crash"),
     "reset": Verb("inference.rungs", "carry out a requested rung of the reset ladder (run by pose-reset.service)"),
     "fetch": Verb("inference.prepare.fetch", "download the example's weights and video, pinned by hash and cached"),

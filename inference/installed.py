@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LIMIT = 120
@@ -20,6 +21,12 @@ def installed_versions(
     """By what it is of; each source has one of the keys `text`, `file`, `module`, `symbol`. May load the library."""
     found = {what: _version(source, library, sysfs) for what, source in sources.items()}
     return {what: version for what, version in found.items() if version}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """For a process of its own, which a vendor's library may hang or crash: prints the versions as JSON."""
+    sources, library = arguments
+    print(json.dumps(installed_versions(json.loads(sources), library)))
 
 
 def _version(source: Mapping[str, str], library: str, sysfs: Path) -> str:

@@ -31,6 +31,14 @@ WHOLE = {
 }
 
 
+def test_the_doctor_finds_nothing_wrong_beside_the_running_service(serving: Board) -> None:
+    found = json.loads(serving.exec(["avocado-infer", "doctor", "-o", "json"]).stdout)["findings"]
+    assert [one for one in found if one["state"] == "problem"] == []
+    said = {one["what"]: one["found"] for one in found}
+    assert said["for virtual"] == "cpu.tflite, made for schema 3, runtime 2.2.0, delegate 1.0.0"
+    assert said["camera"] == "replay:/usr/share/avocado/replay"
+
+
 def test_a_model_made_for_another_delegate_is_taken_back_naming_both_versions(
     serving: Board, project: Reference, tmp_path: Path
 ) -> None:

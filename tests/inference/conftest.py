@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.inference import rig as rigs
+from tests.inference.simnpu import ROOT
+from tests.networks import small_model
 
 
 @pytest.fixture
@@ -15,3 +18,22 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rigs.Rig:
     made.node.touch()
     made.inject("ok")
     return made
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The simulated NPU, built anew when its source changed."""
+    folder = ROOT / "build" / "simnpu"
+    done = subprocess.run(
+        ["make", "-C", str(ROOT / "tests" / "simnpu"), f"OUT={folder}"], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "libsimnpu.so"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small INT8 network of every operator the simulated NPU can have to do with."""
+    path = tmp_path_factory.mktemp("simnpu") / "small.tflite"
+    path.write_bytes(small_model())
+    return path

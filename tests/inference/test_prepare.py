@@ -1,31 +1,20 @@
-"""The steps of preparing a model, on a small network: written, calibrated, quantized, judged, placed."""
+"""The steps of making an INT8 file, on a small network: written, calibrated, equalised, rounded, corrected."""
 
 from __future__ import annotations
 
-import base64
-import json
 import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from inference.errors import InferenceError
-from inference.measure.placement import from_details
-from inference.prepare import pictures as reference_pictures
 from inference.prepare.bias import correct_biases
 from inference.prepare.calibrate import Range, extremes, percentiles
-from inference.prepare.contract import PoseContract
 from inference.prepare.equalise import activity, equalise
-from inference.prepare.evaluate import Accuracy, compare_poses, compare_scores, require
 from inference.prepare.graph import Net, multiply_accumulates
-from inference.prepare.pictures import load_pictures
 from inference.prepare.quantize import affine, round_all, round_weights, write_int8
-from inference.prepare.recipe import accelerator_for
 from inference.prepare.rounding import round_together, second_moments
 from inference.prepare.run import Kernels, Runner
-from inference.prepare.tfjs import read_movenet
 from inference.prepare.writer import write_float
 from tests.networks import pictures, small_model, small_net
 
@@ -118,211 +107,6 @@ def test_calibration_holds_no_more_pictures_than_the_one_at_hand():
 
     extremes(small_net(), watched)
     assert len(made) == 6
-
-
-# ---- pictures ----
-
-
-def test_no_frame_is_both_calibrated_on_and_held_out():
-    calibrated = {place[0] for place in reference_pictures.CALIBRATION}
-    assert not calibrated & {place[0] for place in reference_pictures.HELD_OUT}
-
-
-def test_a_picture_of_any_size_gives_its_middle_square(tmp_path):
-    wide = np.zeros((50, 100, 3), np.uint8)
-    wide[:, 25:75] = 200
-    Image.fromarray(wide).save(tmp_path / "a.png")
-    (tmp_path / "LICENSE").write_text("not a picture")
-    (picture,) = load_pictures(tmp_path, 24)
-    assert picture.shape == (24, 24, 3)
-    assert (picture[:, 1:-1] == 200).all()
-
-
-def test_a_folder_without_pictures_and_a_broken_picture_have_their_own_words(tmp_path):
-    with pytest.raises(InferenceError) as caught:
-        list(load_pictures(tmp_path, 24))
-    assert caught.value.message == f"cannot calibrate: no pictures in {tmp_path}"
-    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8 cut short")
-    with pytest.raises(InferenceError) as caught:
-        list(load_pictures(tmp_path, 24))
-    assert caught.value.message == f"cannot read picture {tmp_path}/a.jpg: it is not one, or it is cut short"
-
-
-# ---- reading ----
-
-
-def graph_json(operator: str) -> dict:
-    text = lambda word: base64.b64encode(word.encode()).decode()  # noqa: E731
-    prefix = "StatefulPartitionedCall/"
-    nodes = [
-        {"name": f"{prefix}{head}", "op": operator, "input": [f"{prefix}sub_1"], "attr": {"T": {"s": text("x")}}}
-        for head in ("Sigmoid_1", "Sigmoid", "kpt_regress_0/conv2d_6/BiasAdd", "kpt_offset_0/conv2d_7/BiasAdd")
-    ]
-    nodes.append({"name": f"{prefix}sub_1", "op": "Sub", "input": []})
-    names = {f"{prefix}truediv": [1], f"{prefix}sub_1/y": [], f"{prefix}Reshape": [1]}
-    return {
-        "modelTopology": {"node": nodes},
-        "signature": {"inputs": {"image": {"tensorShape": {"dim": [{"size": "1"}, {"size": "192"}]}}}},
-        "weightsManifest": [
-            {
-                "paths": ["weights.bin"],
-                "weights": [{"name": name, "shape": shape, "dtype": "float32"} for name, shape in names.items()],
-            }
-        ],
-    }
-
-
-def write_graph(folder, document, weights=(0.0078, 1.0, 0.0)):
-    (folder / "weights.bin").write_bytes(np.array(weights, np.float32).tobytes())
-    path = folder / "model.json"
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("document", "weights", "cause"),
-    [
-        ("not json", (0.0078, 1, 0), "Expecting value: line 1 column 1 (char 0)"),
-        ("{}", (0.0078, 1, 0), "'modelTopology'"),
-        (graph_json("ArgMax"), (0.0078, 1, 0), "operator ArgMax of Sigmoid_1 is not supported"),
-        (graph_json("Sigmoid"), (0.0078, 1, 0.5), "it normalises its input in another way"),
-        (graph_json("Sigmoid"), (0.0078, 1, 0, 0), "its weights have 16 bytes, its manifest says 12"),
-    ],
-)
-def test_a_graph_that_is_not_movenet_is_refused_naming_the_reason(tmp_path, document, weights, cause):
-    path = write_graph(tmp_path, document, weights)
-    with pytest.raises(InferenceError) as caught:
-        read_movenet(path)
-    assert caught.value.message == (
-        f"cannot read model {path}: it is not the TensorFlow.js graph of a single-pose MoveNet ({cause})"
-    )
-
-
-def test_a_missing_graph_says_how_to_get_it(tmp_path):
-    with pytest.raises(InferenceError) as caught:
-        read_movenet(tmp_path / "movenet-lightning.json")
-    assert caught.value.message.endswith(": No such file or directory")
-    assert caught.value.remedy == "run `avocado-infer fetch` first"
-
-
-def test_a_target_without_a_recipe_is_refused_by_name():
-    with pytest.raises(InferenceError) as caught:
-        accelerator_for("toaster")
-    assert caught.value.message == (
-        "cannot prepare for toaster: there are recipes for the boards imx8mp-evk, imx8mp-frdm, imx8mp-var-dart, "
-        "imx93-frdm, imx95-frdm, ucm-imx8m-plus, virtual and the accelerators cpu, imx8mp-vx, imx93-ethosu, "
-        "imx95-neutron, virtual"
-    )
-
-
-@pytest.mark.parametrize(
-    ("named", "accelerator"),
-    [
-        ("imx93-frdm", "imx93-ethosu"),
-        ("ucm-imx8m-plus", "imx8mp-vx"),
-        ("imx95-neutron", "imx95-neutron"),
-        ("cpu", "cpu"),
-    ],
-)
-def test_a_board_and_its_accelerator_name_the_same_recipe(named, accelerator):
-    assert accelerator_for(named) == accelerator
-
-
-# ---- judging ----
-
-
-LIMITS = {"max_distance_mean": 0.03, "max_score_error_mean": 0.2}
-
-
-def poses(shift: float = 0.0, score: float = 0.8) -> list[np.ndarray]:
-    grid = np.stack([np.linspace(0.2, 0.8, 17), np.full(17, 0.5 + shift), np.full(17, score)], 1)
-    return [grid.astype(np.float32)] * 4
-
-
-def test_distance_counts_only_points_the_float_model_is_sure_of():
-    exact, ours = poses(), [pose.copy() for pose in poses(0.01)]
-    exact = [pose.copy() for pose in exact]
-    for pose, mine in zip(exact, ours, strict=True):
-        pose[0, 2] = 0.1
-        mine[0, :2] = 0
-    found = compare_poses(ours, exact)
-    assert (found.pictures, found.points) == (4, 64)
-    assert found.distance_mean == pytest.approx(0.01, rel=1e-4)
-    assert found.distance_low <= found.distance_mean <= found.distance_high
-    require(found, LIMITS, "quantized")
-
-
-def test_a_collapsed_model_is_refused_naming_the_step():
-    with pytest.raises(InferenceError) as caught:
-        require(compare_poses(poses(0.2), poses()), LIMITS, "quantized")
-    assert caught.value.message == (
-        "cannot accept the model: after the step 'quantized' its points are 0.200 of the input from the float model's, "
-        "more than 0.03"
-    )
-
-
-def test_a_model_that_answers_with_no_numbers_is_refused():
-    with pytest.raises(InferenceError):
-        nothing = float("nan")
-        require(Accuracy(4, 68, nothing, nothing, nothing, nothing, 0.0), LIMITS, "quantized")
-
-
-def test_held_out_pictures_without_a_person_cannot_judge():
-    with pytest.raises(InferenceError, match="the float model finds nobody"):
-        compare_poses(poses(), poses(score=0.1))
-
-
-def test_the_golden_frame_is_the_clearest_picture():
-    seen = [poses(score=score)[0] for score in (0.4, 0.9, 0.6)]
-    assert PoseContract(np.ones((6, 6), np.float32)).clearest(seen) == 1
-
-
-def test_scores_that_are_off_are_refused_although_the_points_are_right():
-    with pytest.raises(InferenceError) as caught:
-        require(compare_poses(poses(score=0.4), poses(score=0.8)), LIMITS, "equalised")
-    assert caught.value.message == (
-        "cannot accept the model: after the step 'equalised' its scores are 0.40 from the float model's, more than 0.2"
-    )
-
-
-def test_classes_are_judged_by_the_first_one_and_its_share_has_an_interval():
-    exact = [np.eye(5, dtype=np.float32)[index % 5] for index in range(20)]
-    ours = [*exact[:18], exact[0], exact[0]]
-    found = compare_scores(ours, exact)
-    assert (found.pictures, found.top1_agreement) == (20, 0.9)
-    assert 0.69 < found.top1_low < 0.71
-    assert 0.96 < found.top1_high < 0.98
-    require(found, {"min_top1_agreement": 0.85}, "quantized")
-    with pytest.raises(InferenceError) as caught:
-        require(found, {"min_top1_agreement": 0.95}, "quantized")
-    assert caught.value.message.endswith(
-        "it names the float model's first class on 90.0% of the pictures, less than 95%"
-    )
-
-
-# ---- placement ----
-
-
-def entry(name: str, inputs: list[int], outputs: list[int]) -> dict:
-    return {"op_name": name, "inputs": np.array(inputs), "outputs": np.array(outputs)}
-
-
-CHAIN = [entry("CONV_2D", [0, 10], [1]), entry("ADD", [1, 0], [2]), entry("CONV_2D", [2, 11], [3])]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "accelerated", "cpu", "partitions"),
-    [
-        ([], {}, {"CONV_2D": 2, "ADD": 1}, 0),
-        ([entry("DELEGATE", [0, 10, 11], [3])], {"CONV_2D": 2, "ADD": 1}, {}, 1),
-        ([entry("DELEGATE", [1, 0], [2])], {"ADD": 1}, {"CONV_2D": 2}, 1),
-        ([entry("DELEGATE", [0, 10], [1]), entry("DELEGATE", [2, 11], [3])], {"CONV_2D": 2}, {"ADD": 1}, 2),
-    ],
-    ids=["nothing", "everything", "the middle", "both ends"],
-)
-def test_a_delegates_nodes_are_walked_back_to_the_operators_they_replaced(nodes, accelerated, cpu, partitions):
-    found = from_details(CHAIN, CHAIN + nodes)
-    assert (dict(found.accelerated), dict(found.cpu), found.partitions) == (accelerated, cpu, partitions)
 
 
 def test_int8_needs_the_range_of_every_tensor():

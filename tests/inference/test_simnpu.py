@@ -1,20 +1,18 @@
-"""The simulated NPU in the real runtime: exact results, contexts, the compile cache, and every misbehaviour.
+"""The simulated NPU in the real runtime: exact results, contexts, the compile cache.
 
-Everything that may hang, spin or take its process down runs in a child with a deadline. The network is small and made
-here, so that these tests need no download; one looks at the prepared MoveNet where `make model` has left it.
+The network is small and made here, so that these tests need no download; one looks at the prepared MoveNet where
+`make model` has left it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,34 +22,9 @@ from inference import litert
 from inference.measure.placement import place
 from inference.prepare.run import Kernels, Runner
 from inference.prepare.writer import write_float
+from tests.inference.simnpu import ALL_OPERATORS, Child, on_npu
 from tests.models import PREPARED
 from tests.networks import SIDE, pictures, small_model, small_net
-
-ROOT = Path(__file__).parents[2]
-ALL_OPERATORS = "ADD,CONV_2D,DEPTHWISE_CONV_2D,LOGISTIC,QUANTIZE,RESHAPE,RESIZE_BILINEAR"
-
-
-@pytest.fixture(scope="session")
-def library() -> Path:
-    folder = ROOT / "build" / "simnpu"
-    done = subprocess.run(
-        ["make", "-C", str(ROOT / "tests" / "simnpu"), f"OUT={folder}"], capture_output=True, text=True, timeout=50
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "libsimnpu.so"
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("simnpu") / "small.tflite"
-    path.write_bytes(small_model())
-    return path
-
-
-def on_npu(library: Path, file: Path, size: int, outputs: tuple[str, ...], **options: str) -> litert.LiteRt:
-    delegate = litert.create_delegate(str(library), {"ops": ALL_OPERATORS, **options})
-    return litert.prepare(file, delegate, 1, "image", outputs, size)
-
 
 # ---- results ----
 
@@ -188,208 +161,6 @@ def test_the_first_invoke_compiles_and_the_cache_is_keyed_by_the_model(library, 
     assert took[0] >= 0.12
     assert took[2] >= 0.12
     assert len(cache.read_text().split()) == 2
-
-
-# ---- misbehaviour ----
-
-CHILD = """
-import sys, time
-import numpy as np
-from pathlib import Path
-from inference import litert
-library, model, side, *pairs = sys.argv[1:]
-side = int(side)
-say = lambda word: print(word, flush=True)
-options = dict(pair.split("=", 1) for pair in pairs)
-try:
-    delegate = litert.create_delegate(library, options)
-    say("created")
-    npu = litert.prepare(Path(model), delegate, 1, "image", ("scores",), side)
-    say("loaded")
-    frame = np.full((1, side, side, 3), 77, np.uint8)
-    for number in range(1, 4):
-        begun = time.monotonic()
-        scores = npu.infer(frame)["scores"]
-        say(f"frame {number} {round(1000 * (time.monotonic() - begun))} ms {float(scores.sum()):.3f}")
-except (litert.InferenceError, RuntimeError, ValueError) as error:
-    say(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-"""
-
-
-class Child:
-    """A process that loads the model on the simulated NPU and runs three frames, saying how far it got."""
-
-    def __init__(self, library: Path, model: Path, **options: str) -> None:
-        pairs = [f"{key}={value}" for key, value in {"ops": ALL_OPERATORS, **options}.items()]
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(library), str(model), str(SIDE), *pairs],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-        )
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(5)
-        assert self.process.stdout
-        self.process.stdout.close()
-
-    def wait_for(self, word: str) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            self.lines.append(line.strip())
-            if line.startswith(word):
-                return
-        raise AssertionError(f"no '{word}' in {self.lines}")
-
-    def finish(self) -> list[str]:
-        out, _ = self.process.communicate(timeout=20)
-        return self.lines + out.split("\n")[:-1]
-
-    def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.fixture
-def child(library: Path, model: Path) -> Iterator:
-    started: list[Child] = []
-
-    def start(**options: str) -> Child:
-        started.append(Child(library, model, **options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.__exit__()
-
-
-def test_without_a_fault_it_answers_every_frame(child):
-    lines = child().finish()
-    assert lines[:2] == ["created", "loaded"]
-    assert len(lines) == 5
-
-
-def still_there(one: Child, seconds: float = 0.4) -> bool:
-    try:
-        one.process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-@pytest.mark.parametrize(
-    ("options", "last_word"),
-    [
-        ({"mode": "hang"}, "loaded"),
-        ({"hang_at": "3"}, "frame 2"),
-        ({"fail": "prepare_hang"}, "created"),
-    ],
-    ids=["at the first frame", "at the third frame", "while preparing"],
-)
-def test_a_hang_lasts_until_the_process_is_killed(child, options, last_word):
-    one = child(**options)
-    one.wait_for(last_word)
-    assert still_there(one)
-    one.process.kill()
-    assert one.process.wait(5) == -signal.SIGKILL
-    assert one.lines[-1].startswith(last_word)
-
-
-def test_a_hang_at_create_comes_before_anything_is_loaded(child, tmp_path):
-    log = tmp_path / "log"
-    one = child(fail="create_hang", log=str(log))
-    until(lambda: log.exists() and "hang at create" in log.read_text())
-    assert still_there(one)
-    one.process.kill()
-    assert one.finish() == []
-
-
-def test_a_spin_burns_the_processor_until_it_is_killed(child):
-    one = child(mode="spin")
-    one.wait_for("loaded")
-    begun = one.cpu_seconds()
-    until(lambda: one.cpu_seconds() - begun > 0.3)
-    assert one.process.poll() is None
-
-
-def until(condition, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-
-
-def test_slow_delays_each_frame_once(child):
-    lines = child(mode="slow:150", ops="CONV_2D").finish()
-    times = [int(line.split()[2]) for line in lines if line.startswith("frame")]
-    assert len(times) == 3
-    assert all(150 <= ms < 300 for ms in times), times
-
-
-def test_an_error_is_an_exception_and_not_the_end(child):
-    assert child(mode="error").finish() == [
-        "created",
-        "loaded",
-        "RuntimeError: simnpu: the graph returned -1 (simulated)Node number 10 (SimulatedNpu) failed to invoke.",
-    ]
-
-
-def test_a_wrong_result_looks_like_a_good_one_but_is_another(child):
-    right, wrong = child().finish(), child(mode="wrong").finish()
-    assert len(wrong) == len(right) == 5
-    assert all(a.split()[4] != b.split()[4] for a, b in zip(right[2:], wrong[2:], strict=True))
-
-
-@pytest.mark.parametrize(("mode", "number"), [("crash", signal.SIGSEGV), ("abort", signal.SIGABRT)])
-def test_a_crash_takes_its_process_down(child, mode, number):
-    one = child(mode=mode)
-    one.wait_for("loaded")
-    assert one.process.wait(15) == -number
-
-
-@pytest.mark.parametrize(
-    ("fail", "lines"),
-    [
-        (
-            "create",
-            ["DelegateRefusedError: cannot create delegate .* simnpu: the device did not answer \\(simulated\\)"],
-        ),
-        ("busy", ["DelegateRefusedError: .* simnpu: cannot get a context: Device or resource busy \\(simulated\\)"]),
-        (
-            "prepare",
-            ["created", "DelegateRefusedError: cannot prepare .*simnpu: the graph was refused \\(simulated\\).*"],
-        ),
-    ],
-)
-def test_a_refusal_says_what_was_refused_and_leaves_the_process_alive(child, fail, lines):
-    one = child(fail=fail)
-    got = one.finish()
-    assert len(got) == len(lines)
-    assert all(re.fullmatch(pattern, line) for pattern, line in zip(lines, got, strict=True)), got
-    assert one.process.returncode == 0
-
-
-def test_the_control_file_changes_the_mode_while_it_runs(library, model, tmp_path):
-    control = tmp_path / "control"
-    npu = on_npu(library, model, SIDE, ("scores",), control=str(control))
-    frame = pictures(1)[0][None]
-    good = npu.infer(frame)["scores"]
-    control.write_text("error\n")
-    with pytest.raises(RuntimeError, match="the graph returned -1"):
-        npu.infer(frame)
-    control.write_text("wrong")
-    assert not np.array_equal(npu.infer(frame)["scores"], good)
-    control.write_text("")
-    np.testing.assert_array_equal(npu.infer(frame)["scores"], good)
-    control.write_text("create")
-    with pytest.raises(litert.DelegateRefusedError):
-        litert.create_delegate(str(library), {"control": str(control)})
 
 
 # ---- the other runtime ----

@@ -22,6 +22,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
 Row = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 Pose = Annotated[tuple[Row, ...], Field(min_length=17, max_length=17)]
+Version = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=120)]
 Fraction = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
@@ -60,8 +61,8 @@ class ModelFile(_Part):
     path: FileName
     sha256: Sha256
     recipe: str
-    toolchain: dict[str, str]
-    pairing: dict[str, str] = Field(default_factory=dict)
+    toolchain: dict[str, Version]
+    pairing: dict[str, Version] = Field(default_factory=dict)
 
 
 class Golden(_Part):

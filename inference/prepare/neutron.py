@@ -18,6 +18,7 @@ from inference.prepare.vela import Compiled, placement_of
 _PROGRAM = "neutron-converter"
 _OPERATOR = "NeutronGraph"
 _DEADLINE_S = 600
+_VERSION_LIMIT = 120
 
 
 def convert_for(content: bytes, target: str) -> Compiled:
@@ -30,7 +31,8 @@ def convert_for(content: bytes, target: str) -> Compiled:
         if not result.is_file():
             raise InferenceError(f"cannot convert for a Neutron NPU: {_PROGRAM} ended well and wrote nothing")
         converted = result.read_bytes()
-    version = (_run([program, "--version"]).strip().splitlines() or ["unknown"])[0]
+    said = _run([program, "--version"]).strip().splitlines() or ["unknown"]
+    version = " ".join(said[0].split())[:_VERSION_LIMIT]
     return Compiled(converted, placement_of(content, converted, _OPERATOR, {}), None, _PROGRAM, version)
 
 

@@ -89,6 +89,10 @@ def a_number_as_text(folder):
     change(folder, lambda d: d["requirements"].update(latency_p95_ms="50"))
 
 
+def an_escape_in_a_version(folder):
+    change(folder, lambda d: d["files"]["cpu"].update(pairing={"delegate": "1.0\x1b[2J"}))
+
+
 @pytest.mark.parametrize(
     ("damage", "cause"),
     [
@@ -102,6 +106,7 @@ def a_number_as_text(folder):
         (no_cpu, "model.json: files has no entry for the cpu, which every model needs as its fallback"),
         (no_golden_pose, "model.json: golden has no pose or no oks_min for virtual"),
         (pose_of_sixteen_points, "model.json: golden.poses.cpu: "),
+        (an_escape_in_a_version, "model.json: files.cpu.pairing.delegate: String should match pattern"),
         (a_number_as_text, "model.json: requirements.latency_p95_ms: Input should be a valid number"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

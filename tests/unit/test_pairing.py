@@ -56,7 +56,7 @@ def test_a_refusal_names_both_versions() -> None:
 def test_a_boards_versions_are_found_where_the_profile_says(tmp_path: Path) -> None:
     (tmp_path / "module/galcore").mkdir(parents=True)
     (tmp_path / "module/galcore/version").write_text("6.4.11.p2\n")
-    (tmp_path / "release").write_text(" 3.1.2\x1b[31m \nmore\n")
+    (tmp_path / "release").write_text(" 3.1.2\x1b[31m \u202e\nmore\n")
     sources = {
         "driver": {"module": "galcore"},
         "converter": {"file": str(tmp_path / "release")},

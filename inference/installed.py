@@ -40,7 +40,7 @@ def _version(source: Mapping[str, str], library: str, sysfs: Path) -> str:
         elif file := source.get("file"):
             with Path(file).open(errors="replace") as lines:
                 text = lines.readline(_LIMIT)
-    return "".join(character for character in text.strip() if " " <= character <= "~")[:_LIMIT]
+    return "".join(character for character in text if " " <= character <= "~")[:_LIMIT].strip()
 
 
 def _told_by(library: str, symbol: str) -> str:

@@ -195,7 +195,7 @@ class Manager(ServiceInterface):
         with _as_bus_errors():
             who = await self._gate.root()
             values = {name: variant.value for name, variant in options.items()}
-            unknown = sorted(set(values) - {"dry_run", "requested_by"})
+            unknown = sorted(set(values) - {"dry_run", "requested_by", "await_host"})
             if unknown:
                 raise OperationError(ErrorCode.USAGE, f"cannot use option {unknown[0]}: this agent does not know it")
             asked_by = str(values.get("requested_by", ""))[:64]
@@ -206,6 +206,7 @@ class Manager(ServiceInterface):
                 source=source,
                 extension=extension,
                 dry_run=values.get("dry_run") is True,
+                await_host=values.get("await_host") is True,
             )
             return change_path((await self._changes.begin(ask)).number)
 

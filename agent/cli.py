@@ -136,7 +136,8 @@ def _run_there(args: argparse.Namespace, words: list[str]) -> int:
 
     options = ["-o", args.output] if args.output != "table" else []
     options += ["-v"] if args.verbose else []
-    return run_there(args.host, [*options, *words])
+    comes_back = hasattr(args, "await_host")  # the verb may change /etc
+    return run_there(args.host, [*options, *words, *(["--await-host"] if comes_back else [])], comes_back=comes_back)
 
 
 def print_error(error: OperationError, *, as_json: bool) -> None:

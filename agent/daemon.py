@@ -40,6 +40,7 @@ from agent.contract.manifest import Manifest
 from agent.contract.status import StatusDocument
 from agent.drift import Left
 from agent.extensions import Problem
+from agent.itself import started_from
 from agent.observe import Disk, Observer, identify
 from agent.ports.clock import SystemClock
 from agent.ports.fetch import HttpFetcher, answers
@@ -154,7 +155,8 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     overlay, switching = await asyncio.to_thread(
         choose_overlay, units, state, board.os_release, board.arch, wanted=config.overlay
     )
-    identity = replace(board, switching=switching)
+    image = await asyncio.to_thread(started_from, overlay)
+    identity = replace(board, switching=switching, agent_image=image)
     events.event(events.OVERLAY_CHOSEN, *_said_of(switching))
     store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
     journal = Journal(state / "changes", write_durably)
@@ -277,7 +279,7 @@ class Daemon:
 
     def _recover(self, listener: Callable[[ChangeRecord], None]) -> None:
         recovered = self._parts.engine.recover(listener)
-        self._left.start(self._parts.journal.history()[0])
+        self._left.start(self._parts.journal.changes())
         if recovered is None:
             newest = self._newest()
             if newest is not None:

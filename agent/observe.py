@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -29,6 +29,7 @@ from agent.contract.status import (
     change_entry,
 )
 from agent.extensions import ExtensionView, Problem, compare, owned_services
+from agent.itself import agent_problems, newer_agent
 from agent.plan import NpuFacts, Observed, shown_runtime
 from agent.ports.protocols import (
     ImageReader,
@@ -59,6 +60,7 @@ class Identity:
     agent_version: str
     os_release: Mapping[str, str]
     switching: Switching | None = None
+    agent_image: str | None = None  # what it was started from; None: the base, or nobody can tell
 
 
 def identify(board: Mapping[str, Any], agent_version: str) -> Identity:
@@ -75,8 +77,8 @@ def identify(board: Mapping[str, Any], agent_version: str) -> Identity:
 class History(Protocol):
     """The journal, as far as an observer reads it."""
 
-    def history(self, limit: int = 0) -> tuple[list[ChangeRecord], list[OperationError]]:
-        """The newest records, newest first, and what could not be read."""
+    def changes(self) -> Iterator[ChangeRecord]:
+        """Every record that is more than a plan, newest first, read as they are asked for."""
 
 
 class StrayFinder(Protocol):
@@ -160,8 +162,7 @@ class Observer:
         active = runtimes.active()
         merged = self._overlay.merged()
         releases, _ = self.disk.releases(e for m in manifests.values() for e in m.extensions)
-        everything, _ = journal.history()
-        records = [record for record in everything if record.outcome is not Outcome.PLANNED]
+        newest = next(journal.changes(), None)
         identity = self.identity
         observed = Observed(
             target=identity.target,
@@ -179,8 +180,9 @@ class Observer:
             free_bytes=self.disk.store.free_bytes(),
             parts=self.disk.store.begun(),
             inference=self._inference.describe(_DESCRIBE_TIMEOUT_S),
-            last_npu=last_npu(records),
-            after_stuck=bool(records) and records[0].outcome is Outcome.STUCK,
+            last_npu=last_npu(journal.changes()),
+            after_stuck=newest is not None and newest.outcome is Outcome.STUCK,
+            newer_agent=newer_agent(self.identity.agent_image, merged, manifests.values()),
         )
         shown = shown_runtime(observed)
         owned = owned_by(shown.extensions if shown else (), releases)
@@ -220,6 +222,7 @@ class Observer:
             *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
+            *(() if busy else agent_problems(newer_agent(self.identity.agent_image, merged, manifests.values()))),
             *(() if busy else service_problems(services)),
             *(() if busy or inference is None else inference_problems(inference)),
         ]

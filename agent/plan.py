@@ -8,7 +8,6 @@ documentation of an update.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,7 +16,8 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
-from agent.extensions import Kind, MergedSet, incompatibility, owned_services
+from agent.extensions import Kind, MergedSet, owned_services
+from agent.fitness import check_board
 from agent.health import InferenceState, UnitState
 
 
@@ -71,7 +71,8 @@ class Observed:
     has the extension-release keys of images on the board, by image id and kind, as far as they could be read.
     `services` has the state of every unit that `owned_services(releases of the shown set)` names. `bystanders` belong
     to the images that `leaving` names. `last_npu` comes from the newest change record whose facts have `npu`.
-    `after_stuck`: the last change ended stuck, so a stopped service is not a wish.
+    `after_stuck`: the last change ended stuck, so a stopped service is not a wish. `newer_agent`: the version of an
+    agent that is merged and does not run yet.
     """
 
     target: str
@@ -91,6 +92,7 @@ class Observed:
     last_npu: NpuFacts | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
     after_stuck: bool = False
+    newer_agent: str = ""
     bystanders: Bystanders = field(default_factory=Bystanders)
 
 
@@ -99,14 +101,17 @@ class Wanted:
     """What was asked for. `manifest` is None only for unmerge; merge and refresh take the active runtime's.
 
     `source` is the deploy source string; `transfers` maps an image id to the bytes its cheapest transfer moves.
+    `await_host`: whoever asked did so from afar, and will come back over a new connection; a deploy always is so.
     """
 
     kind: ChangeKind
     manifest: Manifest | None
     source: str | None = None
     transfers: Mapping[str, int] = field(default_factory=dict)
+    await_host: bool = False
 
 
+AGENT_EXTENSION = "avocado-agent"
 AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
 BUS_UNITS = ("dbus.service", "dbus-broker.service")  # and over these it asks for everything
 INFERENCE_UNIT = "pose.service"  # answers as org.avocado.Inference1
@@ -122,7 +127,8 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     if wanted.kind is ChangeKind.UNMERGE:
         return _unmerge(observed)
     manifest = _the_manifest(observed, wanted)
-    check_board(observed, wanted.kind, manifest)
+    runtime = manifest.runtime
+    check_board(observed, manifest, f"cannot {_VERBS[wanted.kind]} runtime {runtime.name} {runtime.version}")
     shown = shown_runtime(observed)
     if manifest.id == observed.active and wanted.kind is not ChangeKind.REFRESH and _stands(observed, manifest):
         return []
@@ -130,7 +136,7 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
     steps += _switch(observed, shown, manifest, wanted.kind)
-    if wanted.kind is ChangeKind.DEPLOY and _touches_etc(shown, manifest):
+    if (wanted.await_host or wanted.kind is ChangeKind.DEPLOY) and _touches_etc(shown, manifest):
         steps.append(_confirmed(wanted, manifest))
     if manifest.id != observed.active:
         keep = [runtime for runtime in (manifest.id, observed.active) if runtime]
@@ -169,67 +175,6 @@ def _difference(
         return old, new
     same = {(e.name, e.image_id) for e in old} & {(e.name, e.image_id) for e in new}
     return [e for e in old if (e.name, e.image_id) not in same], [e for e in new if (e.name, e.image_id) not in same]
-
-
-def check_board(observed: Observed, kind: ChangeKind, manifest: Manifest) -> None:
-    """Whether this board may run this runtime, as far as that is known before anything is fetched."""
-    what = f"cannot {_VERBS[kind]} runtime {manifest.runtime.name} {manifest.runtime.version}"
-    if manifest.os_bundle is not None:
-        raise OperationError(
-            ErrorCode.UNSUPPORTED,
-            f"{what}: it brings an OS bundle, and this agent does not update the operating system",
-            "Build the runtime without 'os_bundle' and update the OS with its own tool.",
-        )
-    if manifest.target != observed.target:
-        raise OperationError(
-            ErrorCode.WRONG_TARGET,
-            f"{what}: it is for target {manifest.target}, this board is {observed.target or 'of no known target'}",
-            f"Build it for this board: 'avocadoctl build --target {observed.target or 'TARGET'}'.",
-        )
-    if manifest.arch != observed.arch:
-        raise OperationError(
-            ErrorCode.WRONG_TARGET, f"{what}: it is for {manifest.arch}, this board is {observed.arch}"
-        )
-    _check_requirements(observed, manifest, what)
-    _check_extensions(observed, manifest, what)
-
-
-def _check_requirements(observed: Observed, manifest: Manifest, what: str) -> None:
-    requires = manifest.requires
-    if requires.python is not None and requires.python != observed.python:
-        raise OperationError(
-            ErrorCode.REQUIREMENT_UNMET,
-            f"{what}: it needs Python {requires.python}, this board has {observed.python}",
-            f"Build it for Python {observed.python}: set it in the target's file.",
-        )
-    if requires.agent is not None and _version(observed.agent_version) < _version(requires.agent):
-        raise OperationError(
-            ErrorCode.REQUIREMENT_UNMET,
-            f"{what}: it needs agent {requires.agent}, this board runs {observed.agent_version}",
-            "Deploy a runtime that only updates the avocado-agent extension first.",
-        )
-    for key, value in requires.os.items():
-        if observed.os_release.get(key) != value:
-            raise OperationError(
-                ErrorCode.REQUIREMENT_UNMET,
-                f"{what}: it needs {key}={value}, this board has {key}={observed.os_release.get(key, '')}",
-                "Build it for the operating system of this board.",
-            )
-
-
-def _check_extensions(observed: Observed, manifest: Manifest, what: str) -> None:
-    for extension in manifest.extensions:
-        known = observed.releases.get(extension.image_id, {})
-        for kind in extension.types:
-            if Kind(kind) not in known:
-                continue  # inside an image that is not here yet; stage_runtime looks
-            why = incompatibility(known[Kind(kind)], Kind(kind), observed.os_release, observed.arch)
-            if why:
-                raise OperationError(
-                    ErrorCode.INCOMPATIBLE,
-                    f"{what}: systemd would ignore extension {extension.name} {extension.version}: {why}",
-                    "Build the extension for the operating system of this board.",
-                )
 
 
 def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepSpec]:
@@ -328,8 +273,7 @@ def _confirmed(wanted: Wanted, manifest: Manifest) -> StepSpec:
     """Somebody has to come back; a board's own change is confirmed by whoever sits at it."""
     said = manifest.confirm.get("within_s")
     within_s = float(said) if isinstance(said, int | float) and 5 <= said <= 3600 else CONFIRM_WITHIN_S
-    source = wanted.source or ""
-    server = None if source.startswith("unix:") else source
+    server = None if (wanted.source or "unix:").startswith("unix:") else wanted.source
     return StepSpec("await_confirmation", {"within_s": within_s, "server": server})
 
 
@@ -399,12 +343,6 @@ def _links(manifest: Manifest) -> dict[str, list[str]]:
 
 def _plain(extension: Extension) -> dict[str, Any]:
     return extension.model_dump(mode="json")
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of a version; what follows the first other character does not order it."""
-    numbers = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in numbers.group().split(".")) if numbers else ()
 
 
 def _mib(size_bytes: int) -> int:

@@ -25,7 +25,7 @@ from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.observe import Observer, owned_by
-from agent.plan import ChangeKind, Observed, Wanted, leaving, plan_change, shown_runtime
+from agent.plan import AGENT_EXTENSION, ChangeKind, Observed, Wanted, leaving, plan_change, shown_runtime
 from agent.ports.protocols import Source
 
 _LOG = logging.getLogger("avocado.requests")
@@ -38,7 +38,8 @@ Listener = Callable[[ChangeRecord], None]
 class Ask:
     """What somebody asked for.
 
-    `runtime` is an id, empty for the previous one; `source` a deploy source; `extension` what to enable or disable.
+    `runtime` is an id, empty for the previous one; `source` a deploy source; `extension` what to enable or disable;
+    `await_host`: a change of /etc stays only when they come back over a new connection.
     """
 
     kind: ChangeKind
@@ -47,6 +48,7 @@ class Ask:
     source: str = ""
     extension: str = ""
     dry_run: bool = False
+    await_host: bool = False
 
 
 class OpenSources:
@@ -101,9 +103,9 @@ class Planner:
             case ChangeKind.DEPLOY:
                 return self._deployed(ask, observed)
             case ChangeKind.ACTIVATE | ChangeKind.ROLLBACK:
-                return Wanted(ask.kind, self._on_disk(ask, observed))
+                return Wanted(ask.kind, self._on_disk(ask, observed), await_host=ask.await_host)
             case ChangeKind.ENABLE | ChangeKind.DISABLE:
-                return Wanted(ask.kind, self._without_or_with(ask, observed))
+                return Wanted(ask.kind, self._without_or_with(ask, observed), await_host=ask.await_host)
             case ChangeKind.MERGE | ChangeKind.UNMERGE | ChangeKind.REFRESH:
                 return Wanted(ask.kind, None)
 
@@ -146,7 +148,6 @@ class Planner:
 
 
 _UNMERGE = ChangeKind.UNMERGE
-_AGENT_EXTENSION = "avocado-agent"
 
 
 def _keep_the_agent(ask: Ask, shown: Manifest | None, wanted: Manifest | None) -> None:
@@ -156,20 +157,20 @@ def _keep_the_agent(ask: Ask, shown: Manifest | None, wanted: Manifest | None) -
     if ask.kind is _UNMERGE:
         raise OperationError(
             ErrorCode.UNSUPPORTED,
-            f"cannot unmerge: the agent itself runs from extension {_AGENT_EXTENSION}",
+            f"cannot unmerge: the agent itself runs from extension {AGENT_EXTENSION}",
             "Run 'systemd-sysext unmerge' by hand; 'systemctl restart systemd-sysext' brings everything back.",
         )
     if wanted is not None and not _carries_agent(wanted):
         raise OperationError(
             ErrorCode.REQUIREMENT_UNMET,
             f"cannot {ask.kind.value} runtime {wanted.runtime.name} {wanted.runtime.version}: it leaves out"
-            f" {_AGENT_EXTENSION}, which this board needs to change anything again",
-            f"Add {_AGENT_EXTENSION} to the runtime's extensions in avocado.yaml.",
+            f" {AGENT_EXTENSION}, which this board needs to change anything again",
+            f"Add {AGENT_EXTENSION} to the runtime's extensions in avocado.yaml.",
         )
 
 
 def _carries_agent(manifest: Manifest) -> bool:
-    return any(extension.name == _AGENT_EXTENSION for extension in manifest.extensions)
+    return any(extension.name == AGENT_EXTENSION for extension in manifest.extensions)
 
 
 class Changes:

@@ -45,6 +45,9 @@ class Records(Protocol):
     def newest(self) -> ChangeRecord | None:
         """The only change that can still be running."""
 
+    def prune(self) -> None:
+        """Old records are gone. Never raises: they harm nobody."""
+
 
 class Engine:
     """Runs new changes and finishes or reverts an interrupted one."""
@@ -56,9 +59,14 @@ class Engine:
         self._handlers = handlers
         self._clock = clock
         self._attempts_limit = attempts_limit
+        self._unsaved: ChangeRecord | None = None  # an end that the disk did not take
 
     def run(self, change: NewChange, progress: Progress, cancelled: Callable[[], bool]) -> ChangeRecord:
         """Run a change to its end and return the final record. Raises only when the journal cannot take the change."""
+        if self._unsaved is not None:
+            # Only the newest change may be running, or a recovery would not find it.
+            self._journal.save(self._unsaved)
+            self._unsaved = None
         record = ChangeRecord(
             number=self._journal.next_number(),
             kind=change.kind,
@@ -76,10 +84,11 @@ class Engine:
             record = replace(record, outcome=Outcome.PLANNED, ended_at=record.started_at, steps=(), facts=facts)
         run = _Run(record, self._journal, self._handlers, self._clock, progress, cancelled)
         run.save()
+        self._journal.prune()
         if change.plan_only:
             return run.record
         run.say(events.CHANGE_BEGUN, logging.INFO, f"begun for {record.requested_by}")
-        return run.to_the_end()
+        return self._ended(run.to_the_end(), run)
 
     def recover(self, progress: Progress) -> ChangeRecord | None:
         """Finish or revert what an earlier start left running; None when there is nothing. Called once, at start.
@@ -93,12 +102,13 @@ class Engine:
         run = _Run(record, self._journal, self._handlers, self._clock, progress, lambda: False)
         run.save()
         if record.attempts > self._attempts_limit:
-            return run.stuck(
-                OperationError(
-                    ErrorCode.CHANGE_STUCK, f"its recovery was cut short {self._attempts_limit} times", _remedy(record)
-                )
-            )
-        return run.resume()
+            why = f"its recovery was cut short {self._attempts_limit} times"
+            return self._ended(run.stuck(OperationError(ErrorCode.CHANGE_STUCK, why, _remedy(record))), run)
+        return self._ended(run.resume(), run)
+
+    def _ended(self, record: ChangeRecord, run: _Run) -> ChangeRecord:
+        self._unsaved = None if run.is_saved else record
+        return record
 
     def cancellable(self, record: ChangeRecord) -> bool:
         """Whether a cancellation would still be obeyed."""
@@ -128,6 +138,7 @@ class _Run:
         self._clock = clock
         self._progress = progress
         self._cancelled = cancelled
+        self.is_saved = False  # the record as it is now
 
     def to_the_end(self) -> ChangeRecord:
         if not self.record.reverting:
@@ -167,7 +178,9 @@ class _Run:
         return self._end(Outcome.STUCK)
 
     def save(self) -> None:
+        self.is_saved = False
         self._journal.save(self.record)
+        self.is_saved = True
         self._progress(self.record)
 
     def say(self, message_id: str, level: int, text: str, **fields: Any) -> None:

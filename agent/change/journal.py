@@ -1,13 +1,15 @@
 """The journal: one file per change, `changes/<n>.json`, each write durable.
 
 Numbers only grow. Files that are not `<n>.json` are not ours and are left alone. A record that cannot be read is said
-so by name; it never hides the others from `history`.
+so by name; it never hides the others from `history`. The newest KEPT records stay, and of the older ones whatever still
+says something: a change that has not ended, and the newest that was committed.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from agent.change.record import ChangeRecord, Outcome, parse_record
 from agent.contract.errors import ErrorCode, OperationError
 
 MAX_RECORD_BYTES = 4 * 1024 * 1024
+KEPT = 200
+_LOG = logging.getLogger("avocado.change")
 _NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 
 
@@ -78,6 +82,32 @@ class Journal:
         """The change that may still be running. Raises as `load` does."""
         numbers = self.numbers()
         return self.load(numbers[-1]) if numbers else None
+
+    def changes(self) -> Iterator[ChangeRecord]:
+        """Every record that is more than a plan, newest first, read as they are asked for; the unreadable left out."""
+        for number in reversed(self.numbers()):
+            try:
+                record = self.load(number)
+            except OperationError as error:
+                _LOG.warning("%s", error.message)
+                continue
+            if record.outcome is not Outcome.PLANNED:
+                yield record
+
+    def prune(self) -> None:
+        """Old records that say nothing any more are gone. One that cannot be read or removed stays."""
+        for number in self.numbers()[:-KEPT]:
+            try:
+                record = self.load(number)
+                if record.outcome is Outcome.RUNNING or (record.committed and self._left_by() == number):
+                    continue
+                self._path(number).unlink()
+            except (OperationError, OSError) as cause:
+                _LOG.warning("cannot prune the record of change %d: %s", number, cause)
+
+    def _left_by(self) -> int:
+        """The newest change that was committed: what the board was left as."""
+        return next((record.number for record in self.changes() if record.committed), 0)
 
     def history(self, limit: int = 0) -> tuple[list[ChangeRecord], list[OperationError]]:
         """The newest records, newest first (limit 0: all), and what could not be read."""

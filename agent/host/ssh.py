@@ -22,6 +22,7 @@ from typing import IO, Any
 from agent.contract.bridge import MARKER, MAX_EVENT_BYTES, MAX_NOISE_BYTES, parse_event
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.status import MAX_BYTES as MAX_STATUS_BYTES
+from agent.verbs.remote import AFRESH, ALIVE
 
 HANDSHAKE_S = 15.0
 # Someone may have to type a password first.
@@ -30,8 +31,6 @@ _STATUS_S = 30.0
 _END_S = 3.0
 # Written by receive about every second; ServerAlive below notices a dead link much earlier.
 _SILENCE_S = 90.0
-_OPTIONS = ("-T", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10")
-_AFRESH = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 _ANSWER = "avocado-answer-follows"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -53,7 +52,7 @@ class Board:
 
     def argv(self, command: str) -> list[str]:
         """The command line that hands `command` to the board's shell; no terminal, which would change bytes."""
-        return ["ssh", *(_AFRESH if self.afresh else ()), *_OPTIONS, self.host, "--", command]
+        return ["ssh", *(AFRESH if self.afresh else ()), "-T", *ALIVE, self.host, "--", command]
 
 
 async def ask(board: Board, argv: Sequence[str]) -> dict[str, Any]:

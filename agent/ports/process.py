@@ -10,8 +10,9 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -90,10 +91,21 @@ def run_checked(
     return finished
 
 
-def pass_through(argv: Sequence[str]) -> int:
-    """Run a program on the caller's own terminal and give its exit status; no deadline, a person is waiting."""
+def pass_through(argv: Sequence[str], hear: Callable[[bytes], None] | None = None) -> int:
+    """Run a program on the caller's own terminal and give its exit status; no deadline, a person is waiting.
+
+    `hear` gets each line of its standard error, which is passed on all the same.
+    """
     try:
-        return subprocess.run(list(argv), check=False).returncode
+        if hear is None:
+            return subprocess.run(list(argv), check=False).returncode
+        with subprocess.Popen(list(argv), stderr=subprocess.PIPE) as process:
+            assert process.stderr  # noqa: S101 - it is a pipe
+            for line in process.stderr:
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
+                hear(line)
+            return process.wait()
     except FileNotFoundError as cause:
         raise _missing(argv[0]) from cause
 

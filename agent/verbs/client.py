@@ -157,9 +157,9 @@ def _unreachable(why: str) -> OperationError:
     )
 
 
-def options_for(*, dry_run: bool) -> dict[str, Variant]:
-    """The options of a request."""
-    return {"dry_run": Variant("b", True)} if dry_run else {}
+def options_for(**wanted: bool) -> dict[str, Variant]:
+    """The options of a request; an agent that does not know one is asked for it only where it is wanted."""
+    return {name: Variant("b", True) for name, is_wanted in wanted.items() if is_wanted}
 
 
 def run_change(member: str, signature: str, body: list[Any], *, as_json: bool) -> int:

@@ -10,6 +10,7 @@ import argparse
 from typing import Any
 
 from agent.contract.status import read_status
+from agent.verbs.options import add_await_host, add_dry_run
 from agent.verbs.show import print_json
 from agent.verbs.status import extension_table, run_dir
 
@@ -46,7 +47,8 @@ def register(subparsers: Any) -> None:
     for name, summary in _SWITCHES.items():
         switch = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
         switch.add_argument("extension", metavar="NAME")
-        switch.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
+        add_dry_run(switch)
+        add_await_host(switch)
         switch.set_defaults(run=run_switch, change=name)
     for holder in (actions, subparsers):
         for name, (summary, _) in _CHANGES.items():
@@ -85,7 +87,7 @@ def run_switch(args: argparse.Namespace) -> int:
     """Enable or disable an extension, and follow the change."""
     from agent.verbs.client import options_for, run_change
 
-    body = [args.extension, options_for(dry_run=args.dry_run)]
+    body = [args.extension, options_for(dry_run=args.dry_run, await_host=args.await_host)]
     return run_change(args.change.capitalize(), "sa{sv}", body, as_json=args.output == "json")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.status import RuntimeEntry, StatusDocument, read_status
+from agent.verbs.options import add_await_host, add_dry_run
 from agent.verbs.show import print_json, table
 from agent.verbs.status import run_dir
 
@@ -47,11 +48,12 @@ def register(subparsers: Any) -> None:
         action.add_argument("id", metavar="ID")
         action.set_defaults(run=run)
         if name == "activate":
-            _add_dry_run(action)
+            add_dry_run(action)
+            add_await_host(action)
     add = actions.add_parser("add", help="fetch a signed runtime from a repository and change the board to it")
     add.add_argument("--url", required=True, help="http:// or https:// address of the repository")
     add.set_defaults(run=run_add)
-    _add_dry_run(add)
+    add_dry_run(add)
     rollback = subparsers.add_parser(
         "rollback",
         help="back to the previous runtime, or to a named one",
@@ -61,11 +63,8 @@ def register(subparsers: Any) -> None:
     )
     rollback.add_argument("id", metavar="ID", nargs="?", default="", help="default: the previous runtime")
     rollback.set_defaults(run=run_rollback)
-    _add_dry_run(rollback)
-
-
-def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
+    add_dry_run(rollback)
+    add_await_host(rollback)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -122,7 +121,8 @@ def run_add(args: argparse.Namespace) -> int:
 def _change(member: str, what: str, args: argparse.Namespace) -> int:
     from agent.verbs.client import options_for, run_change  # the bus library, which listing does not need
 
-    return run_change(member, "sa{sv}", [what, options_for(dry_run=args.dry_run)], as_json=args.output == "json")
+    options = options_for(dry_run=args.dry_run, await_host=getattr(args, "await_host", False))
+    return run_change(member, "sa{sv}", [what, options], as_json=args.output == "json")
 
 
 def run_remove(args: argparse.Namespace) -> int:

@@ -426,6 +426,9 @@ class FakeJournal:
         self.world.reverting = record.reverting
         self.world.fuse.tick()
 
+    def prune(self) -> None:
+        pass
+
     def newest(self) -> ChangeRecord | None:
         return parse_record(self.world.records[max(self.world.records)].as_bytes()) if self.world.records else None
 

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -355,6 +356,58 @@ def test_numbers_only_grow_and_strangers_are_left_alone(journal: Journal) -> Non
     assert (journal.numbers(), journal.next_number(), journal.newest()) == ([1], 2, record)
 
 
+def plain_record(number: int, outcome: Outcome, **changed: Any) -> ChangeRecord:
+    return ChangeRecord(number, "deploy", "boot-1", "root", None, R1.id, (), "", outcome=outcome, **changed)
+
+
+def test_old_records_go_but_for_those_that_still_say_something(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.change.journal.KEPT", 3)
+    journal.save(plain_record(1, Outcome.APPLIED, committed=True))
+    journal.save(plain_record(2, Outcome.RUNNING))
+    journal.save(plain_record(3, Outcome.APPLIED, committed=True))
+    (journal.folder / "4.json").write_text("{")
+    for number, outcome in ((5, Outcome.REVERTED), (6, Outcome.PLANNED), (7, Outcome.PLANNED), (8, Outcome.PLANNED)):
+        journal.save(plain_record(number, outcome))
+    journal.prune()
+    assert journal.numbers() == [2, 3, 4, 6, 7, 8]  # 3 says what the board was left as
+    assert [record.number for record in journal.changes()] == [3, 2]
+    journal.save(plain_record(9, Outcome.APPLIED, committed=True))
+    journal.prune()
+    assert journal.numbers() == [2, 4, 7, 8, 9]
+    assert journal.next_number() == 10
+
+
+def test_the_end_of_a_change_that_the_disk_did_not_take_is_written_before_the_next_one_begins() -> None:
+    world = board(R1, previous=R0)
+    full = False
+
+    def refuse(call: Any, world: World) -> OperationError | None:
+        return (
+            OperationError(ErrorCode.NO_SPACE, "cannot write: the disk is full")
+            if call[0] == "journal" and full
+            else None
+        )
+
+    world.fail_when = refuse
+    engine = engine_on(world)
+
+    def is_the_end(record: ChangeRecord) -> None:
+        nonlocal full
+        full = full or (record.step is not None and record.step.kind == "prune")
+
+    deploying, rolling_back = change_on(world, deploy(R2)()), None
+    assert engine.run(deploying, is_the_end, lambda: False).outcome is Outcome.APPLIED
+    assert world.records[1].outcome is Outcome.RUNNING
+    rolling_back = change_on(world, Wanted(ChangeKind.ROLLBACK, R1))
+    with pytest.raises(OperationError):
+        engine.run(rolling_back, lambda _: None, lambda: False)
+    full = False
+    assert engine.run(rolling_back, lambda _: None, lambda: False).outcome is Outcome.APPLIED
+    assert [world.records[number].outcome for number in (1, 2)] == [Outcome.APPLIED, Outcome.APPLIED]
+
+
 def test_a_damaged_record_does_not_hide_the_others(journal: Journal) -> None:
     record = run(board(R1), deploy(R2)())
     journal.save(record)
@@ -389,6 +442,9 @@ class NoJournal:
 
     def newest(self) -> ChangeRecord | None:
         return None
+
+    def prune(self) -> None:
+        pass
 
 
 def test_a_clean_up_that_fails_while_going_back_keeps_no_service_stopped() -> None:

@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import textwrap
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.device.board import TREE, Board
+from tests.device.process import holds_within
 from tests.device.reference import Reference, wait_until_serving
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
@@ -130,6 +132,31 @@ def test_a_configuration_that_locks_everybody_out_is_taken_back_by_itself(
     after = project.status(serving)  # over a new connection
     assert (after["runtime"], after["problems"]) == (before, [])
 
+    # Somebody on the board takes it all the same, and goes back; then a host asks for it without knowing.
+    with on_top(project, tree, "types: [confext]", confirm_within_s=20):
+        deploying = threading.Thread(target=project.deploy, args=(serving,), kwargs={"check": False})
+        deploying.start()
+        confirm_on_the_board(serving)
+        deploying.join(120)
+    bad = serving.exec(["readlink", "/var/lib/avocado/active"]).stdout
+    assert before["id"] not in bad
+    serving.exec(["avocadoctl", "rollback"], timeout_s=120)
+    assert project.status(serving)["runtime"] == before
+    ran = project.avocadoctl("-H", "root@board", "rollback", board=serving, check=False, timeout_s=200)
+    assert (ran.status, "await_confirmation" in ran.stderr) == (49, True), ran
+    after = project.status(serving)
+    assert (after["runtime"], after["problems"], after["change"]["kind"]) == (before, [], "rollback")
+
+
+def confirm_on_the_board(board: Board) -> None:
+    """As soon as the running change waits for it."""
+
+    def confirmed() -> bool:
+        newest = json.loads(board.exec(["avocadoctl", "-o", "json", "history", "-n", "1"]).stdout)[0]
+        return board.exec(["avocadoctl", "confirm", str(newest["number"])], check=False).returncode == 0
+
+    assert holds_within(confirmed, 120)
+
 
 def test_a_configuration_that_lets_the_host_back_in_is_kept_and_rolls_back_at_once(
     serving: Board, project: Reference, tmp_path: Path
@@ -143,7 +170,8 @@ def test_a_configuration_that_lets_the_host_back_in_is_kept_and_rolls_back_at_on
     assert document["outcome"] == "applied"
     assert "await_confirmation" in {step["kind"] for step in document["change"]["steps"]}
     assert serving.ssh(["cat", "/etc/avocado/note"]).stdout == "kept\n"
-    project.avocadoctl("-H", "root@board", "rollback", board=serving, timeout_s=200)
+    ran = project.avocadoctl("-H", "root@board", "rollback", board=serving, timeout_s=200)
+    assert "await_confirmation" in ran.stderr
     assert project.status(serving)["runtime"] == before
 
 
@@ -169,7 +197,10 @@ def test_a_new_agent_extension_leaves_the_agent_and_the_services_running(serving
     (project.folder / "note").write_text("new\n", encoding="utf-8")
     files = "      usr/lib/userdb/avocado.group:"
     assert files in good
-    path.write_text(good.replace(files, f"      usr/share/avocado/note: note\n{files}", 1), encoding="utf-8")
+    changed = good.replace(files, f"      usr/share/avocado/note: note\n{files}", 1)
+    changed = changed.replace('avocado-agent:\n    version: "0.1.0"', 'avocado-agent:\n    version: "0.1.1"', 1)
+    assert "0.1.1" in changed
+    path.write_text(changed, encoding="utf-8")
     try:
         document = project.deploy(serving).document
     finally:
@@ -178,6 +209,18 @@ def test_a_new_agent_extension_leaves_the_agent_and_the_services_running(serving
     assert {move["name"] for move in document["moves"] if move["changed"]} == {"avocado-agent"}
     assert serving.ssh(["cat", "/usr/share/avocado/note"]).stdout == "new\n"
     assert serving.exec(["systemctl", "show", "-P", "MainPID", *units]).stdout == before
+    problem = project.status(serving)["problems"][0]
+    assert problem == {
+        "code": "agent-outdated",
+        "message": "avocado-agent 0.1.1 is merged, and the agent still runs from the image before it",
+        "remedy": "Run: systemctl restart avocadod",
+    }
+    serving.exec(problem["remedy"].removeprefix("Run: ").split())
+    wait_until_serving(serving, SERVING_S)
+    agent, pose = serving.exec(["systemctl", "show", "-P", "MainPID", *units]).stdout.split()
+    assert [agent != before.split()[0], pose] == [True, before.split()[1]]
+    after = project.status(serving)
+    assert (after["runtime"]["id"], after["problems"]) == (document["to_runtime"], [])
 
 
 @contextlib.contextmanager

@@ -6,12 +6,15 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agent import cli
 from agent.contract.errors import ErrorCode, OperationError
+from agent.ports.process import Finished
 from agent.publish import write_status
 from agent.verbs import remote
 from agent.verbs.client import error_of_record
@@ -62,7 +65,7 @@ def test_ext_list_and_runtime_list_read_the_same_document(run_dir: Path, capsys:
 
 def test_another_host_gets_the_same_words_quoted_for_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(remote, "pass_through", lambda argv: seen.append(list(argv)) or 6)
+    monkeypatch.setattr(remote, "pass_through", lambda argv, hear: seen.append(list(argv)) or 6)
     assert cli.main(["-H", "root@board", "-o", "json", "runtime", "inspect", "a b;$(reboot)"]) == 6
     assert seen[0][:4] == ["ssh", "-T", "root@board", "--"]
     assert shlex.split(seen[0][4]) == ["avocadoctl", "-o", "json", "runtime", "inspect", "a b;$(reboot)"]
@@ -72,10 +75,57 @@ def test_another_host_gets_the_same_words_quoted_for_its_shell(monkeypatch: pyte
 def test_what_ssh_itself_could_not_do_is_told_from_what_the_board_said(
     monkeypatch: pytest.MonkeyPatch, status: int, code: ErrorCode
 ) -> None:
-    monkeypatch.setattr(remote, "pass_through", lambda argv: status)
+    monkeypatch.setattr(remote, "pass_through", lambda argv, hear: status)
     with pytest.raises(OperationError) as caught:
         remote.run_there("root@board", ["status"])
     assert caught.value.code is code
+
+
+def test_a_verb_that_may_change_etc_comes_back_over_a_new_connection_when_the_board_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[list[str]] = []
+    answers = [255, 0]  # the first connection is made too early
+    confirmed = threading.Event()
+
+    def confirm(argv: list[str], timeout_s: float) -> Finished:
+        seen.append(argv)
+        status = answers.pop(0)
+        if status == 0:
+            confirmed.set()
+        return Finished(tuple(argv), status, b"", b"")
+
+    def follow(argv: list[str], hear: Callable[[bytes], None]) -> int:
+        seen.append(argv)
+        for line in (b"noise\n", b"#7 start_services\n", b"#7 await_confirmation\n", b"#7 await_confirmation\n"):
+            hear(line)
+        assert confirmed.wait(10)
+        return 0
+
+    monkeypatch.setattr(remote, "pass_through", follow)
+    monkeypatch.setattr(remote, "run", confirm)
+    monkeypatch.setattr(remote, "_CONFIRM_EVERY_S", 0.01)
+    assert cli.main(["-H", "root@board", "rollback"]) == 0
+    assert [shlex.split(argv[-1]) for argv in seen] == [
+        ["avocadoctl", "rollback", "--await-host"],
+        ["avocadoctl", "confirm", "7"],
+        ["avocadoctl", "confirm", "7"],
+    ]
+    assert "ControlMaster=no" in seen[1]
+    assert "ControlMaster=no" not in seen[0]
+
+
+def test_a_change_whose_connection_is_lost_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(argv: list[str], hear: Callable[[bytes], None]) -> int:
+        hear(b"#7 await_confirmation\n")
+        return 255
+
+    monkeypatch.setattr(remote, "pass_through", lose)
+    monkeypatch.setattr(remote, "run", lambda argv, timeout_s: Finished(tuple(argv), 0, b"", b""))
+    with pytest.raises(OperationError) as caught:
+        remote.run_there("root@board", ["rollback"], comes_back=True)
+    assert caught.value.message == "cannot follow change 7 on root@board: ssh failed"
+    assert caught.value.remedy == "See how it ended: avocadoctl -H root@board history show 7"
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=reboot", ""])

@@ -115,6 +115,17 @@ def test_a_change_of_etc_is_confirmed_by_the_host_or_by_reaching_the_server(
     assert step(steps, "await_confirmation") == inputs
 
 
+@pytest.mark.parametrize("kind", [ChangeKind.ROLLBACK, ChangeKind.ACTIVATE, ChangeKind.ENABLE, ChangeKind.DISABLE])
+def test_a_change_of_etc_that_was_asked_for_from_afar_waits_for_the_host(kind: ChangeKind) -> None:
+    other = runtime("5", pose_config="5")
+    from_afar = plan_change(board(R1, other), Wanted(kind, other, await_host=True))
+    assert step(from_afar, "await_confirmation") == {"within_s": 60.0, "server": None}
+    here = plan_change(board(R1, other), Wanted(kind, other))
+    assert [spec.kind for spec in here] == [spec.kind for spec in from_afar if spec.kind != "await_confirmation"]
+    untouched = plan_change(board(R1, R2), Wanted(kind, R2, await_host=True))
+    assert "await_confirmation" not in {spec.kind for spec in untouched}
+
+
 def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:
     steps = plan_change(board(R1), deploy(R2))
     stop, start = step(steps, "stop_services"), step(steps, "start_services")
@@ -243,7 +254,7 @@ REFUSED = [
         {"requires": {"agent": "1.10"}},
         ErrorCode.REQUIREMENT_UNMET,
         "cannot deploy runtime npu-pose 2: it needs agent 1.10, this board runs 1.2.0",
-        "Deploy a runtime that only updates the avocado-agent extension first.",
+        "Deploy a runtime that only updates avocado-agent, then run 'systemctl restart avocadod' on the board.",
     ),
     (
         {"requires": {"os": {"VERSION_ID": "12"}}},
@@ -258,6 +269,14 @@ REFUSED = [
         "Build the runtime without 'os_bundle' and update the OS with its own tool.",
     ),
 ]
+
+
+def test_an_agent_that_is_merged_and_does_not_run_yet_is_the_way_out() -> None:
+    with pytest.raises(OperationError) as caught:
+        plan_change(board(newer_agent="1.11"), deploy(with_keys(R2, requires={"agent": "1.10"})))
+    assert caught.value.remedy == (
+        "Run 'systemctl restart avocadod' on the board: agent 1.11 is merged and does not run yet."
+    )
 
 
 @pytest.mark.parametrize(("keys", "code", "message", "remedy"), REFUSED)

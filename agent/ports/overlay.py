@@ -3,7 +3,8 @@
 A child process (overlay_child.py) builds the new overlays beside the running ones and slides them in. Nothing is left
 that a reboot would have to undo: a trial is a mount. A kind whose images are already the right ones is not touched, so
 that a new model never remounts /etc. Boards whose kernel or whose overlays do not allow it get systemd's own reload
-(overlay_reload.py); which one it is, is decided once at start by trying (`choose_overlay`).
+(overlay_reload.py); which one it is, is decided once at start by trying (`choose_overlay`). What takes long, hashing
+images and starting the child, is done before services stop (`check`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from agent.contract.manifest import IMAGE_NAMESPACE
 from agent.ports import child, image_child, mounts, overlay_child
 from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions
 from agent.ports.overlay_reload import ReloadOverlay, left, take_trial_mounts_away
-from agent.ports.process import run_checked
+from agent.ports.process import Started, checked
 from agent.ports.protocols import Kind, MergedSet, Overlay, Switching
 from agent.ports.systemd import SystemdUnits
 
 _PROBE_TIMEOUT_S = 15.0
+_READ_BYTES_PER_S = 10_000_000  # of a slow card, hashed
 _LOG = logging.getLogger("avocado.overlay")
 
 
@@ -38,10 +40,20 @@ class GaplessOverlay:
         self._board = {"os_release": dict(os_release), "arch": arch, "namespace": str(IMAGE_NAMESPACE)}
         self._reader = MergedReader(state)
         self._command = child.command(errors, release, mounts, image_child, overlay_child)
+        self._marks: dict[str, list[int]] = {}  # how an image lay on the disk when its bytes were right
+        self._ready: Started | None = None
 
     def merged(self) -> MergedSet:
         """What systemd itself says is merged, but for the board's own module index."""
         return of_extensions(self._reader.read())
+
+    def check(self, runtime: Path, timeout_s: float) -> None:
+        """Every image of the runtime could be shown. Its bytes are hashed now, and the next child is started."""
+        sets = {kind.value: self._images(linked_images(runtime / kind)) for kind in Kind}
+        answer = self._ask({"do": "check", "sets": sets, **self._board}, timeout_s + self._reading_s(sets))
+        self._marks |= answer["marks"]
+        if self._ready is None or not self._ready.is_waiting:
+            self._ready = Started(self._command)
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""
@@ -56,13 +68,18 @@ class GaplessOverlay:
             if unknown or kind in stacks or merged.images.get(kind) != images
         }
         if sets:
-            self._ask({"do": "switch", "sets": sets, **self._board}, left(deadline))
-        self._reader.require({kind: tuple(images) for kind, images in wanted.items()})
+            ready, self._ready = self._ready, None
+            allowed_s = left(deadline) + self._reading_s(sets)
+            self._ask({"do": "switch", "sets": sets, **self._board}, allowed_s, ready)
+        self._reader.require({kind: tuple(images) for kind, images in wanted.items()}, map(Kind, sets))
 
     def settle(self, timeout_s: float) -> None:
         """No scaffolding of either adapter is left; where a switch was cut short, `active` is what is shown."""
         deadline = time.monotonic() + timeout_s
         take_trial_mounts_away(self._units, self._state, deadline)
+        if self._ready is not None:
+            self._ready.end()
+            self._ready = None
         if stacks := _stacked():
             _LOG.warning("a switch of the extensions was cut short: %s", ", ".join(sorted(stacks)))
             active = self._state / "active"
@@ -83,15 +100,20 @@ class GaplessOverlay:
                 "link": link,
                 "image_id": image,
                 "path": str(self._state / "images" / f"{image}.raw"),
-                "hashed": image in trusted,
+                "trusted": image in trusted,
+                "mark": self._marks.get(image),
             }
             for link, image in images.items()
         ]
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        finished = run_checked(
-            self._command, timeout_s, failure=ErrorCode.SWITCH_FAILED, stdin=json.dumps(request).encode()
-        )
+    def _reading_s(self, sets: Mapping[str, list[dict[str, Any]]]) -> float:
+        """How long the bytes may take that are hashed for the first time."""
+        paths = [Path(i["path"]) for images in sets.values() for i in images if not i["trusted"] and i["mark"] is None]
+        return sum(path.stat().st_size for path in paths if path.is_file()) / _READ_BYTES_PER_S
+
+    def _ask(self, request: Mapping[str, Any], timeout_s: float, ready: Started | None = None) -> dict[str, Any]:
+        program = ready if ready is not None and ready.is_waiting else Started(self._command)
+        finished = checked(program.finish(timeout_s, stdin=json.dumps(request).encode()), ErrorCode.SWITCH_FAILED)
         answer: dict[str, Any] = json.loads(finished.stdout)
         if "error" in answer:
             raise OperationError.from_dict(answer["error"])

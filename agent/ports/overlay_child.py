@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     request = json.load(sys.stdin)
     os.umask(0o022)  # what is made here is seen by everybody on the board
     try:
-        answer = probe() if request["do"] == "probe" else switch(request)
+        answer = {"probe": lambda _: probe(), "check": check, "switch": switch}[request["do"]](request)
     except OperationError as error:
         answer = {"error": error.as_dict()}
     except OSError as cause:
@@ -113,16 +113,27 @@ def probe() -> dict[str, Any]:
     return {"unable": ""}
 
 
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether the images of a request as for `switch` could be shown; `marks`: by id, how those whose bytes were hashed
+    lie on the disk, for `mark` in later requests.
+    """
+    sets = _sets(request)
+    enter_host()
+    # Over the base, since it is the base's folders that an image must not close.
+    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
+    mounts.own_namespace()
+    for hierarchy in hierarchies:
+        _uncover(hierarchy)
+    return {"marks": _mount_all(sets, request)}
+
+
 def switch(request: dict[str, Any]) -> dict[str, Any]:
     """The hierarchies of the requested kinds show exactly the requested images.
 
-    The request: `sets` (kind -> list of `link`, `image_id`, `path`, `hashed`, lowest first), `os_release`, `arch`,
-    `namespace` (of image ids).
+    The request: `sets` (kind -> list of `link`, `image_id`, `path`, `mark`, `trusted`, lowest first), `os_release`,
+    `arch`, `namespace` (of image ids).
     """
-    sets = {Kind(kind): images for kind, images in request["sets"].items()}
-    for kind, images in sets.items():
-        for image in images:
-            _check_name(image["link"], kind)
+    sets = _sets(request)
     host = enter_host()
     hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
     for hierarchy in hierarchies:
@@ -134,11 +145,7 @@ def switch(request: dict[str, Any]) -> dict[str, Any]:
             )
     mounts.own_namespace()
     below = {h.where: _uncover(h) for h in hierarchies}
-    Path(WORKSPACE).mkdir(mode=0o700, parents=True, exist_ok=True)
-    mounts.mount("sysext", WORKSPACE, "tmpfs", 0, "mode=0700")
-    for kind, images in sets.items():
-        for image in images:
-            _mount(image, LAYOUTS[kind], request)
+    _mount_all(sets, request)
     new = {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}
     mounts.enter_namespace(host)
     _replace(hierarchies, new)
@@ -210,20 +217,36 @@ def _check_name(link: str, kind: Kind) -> None:
         raise _bad_image(kind, link, "its name must be two digits, a dash, and then a-z, 0-9, _ and - only")
 
 
-def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> None:
+def _sets(request: dict[str, Any]) -> dict[Kind, list[dict[str, Any]]]:
+    sets = {Kind(kind): images for kind, images in request["sets"].items()}
+    for kind, images in sets.items():
+        for image in images:
+            _check_name(image["link"], kind)
+    return sets
+
+
+def _mount_all(sets: dict[Kind, list[dict[str, Any]]], request: dict[str, Any]) -> dict[str, list[int]]:
+    """Every image below the workspace, checked; how each lies on the disk."""
+    Path(WORKSPACE).mkdir(mode=0o700, parents=True, exist_ok=True)
+    mounts.mount("sysext", WORKSPACE, "tmpfs", 0, "mode=0700")
+    return {i["image_id"]: _mount(i, LAYOUTS[kind], request) for kind, images in sets.items() for i in images}
+
+
+def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> list[int]:
     link: str = image["link"]
     name = link[3:]
     where = f"{WORKSPACE}/{layout.plural}/{link}"
     os.makedirs(where, 0o700)  # noqa: PTH103
     try:
         descriptor = image_child.open_image(image["path"])
-        if not image["hashed"]:
+        mark = _mark(descriptor)
+        if not image["trusted"] and image["mark"] != mark:
             found = _image_id(descriptor, request["namespace"])
             if found != image["image_id"]:
                 raise _bad_image(layout.kind, link, f"its bytes are not those of image {image['image_id']}")
         mounts.mount_image(descriptor, where, mounts.MS_NODEV)
         text = image_child.read_release(where, layout.kind.value, name)
-        if not image["hashed"]:
+        if not image["trusted"]:
             _check_modes(where, layout)
     except mounts.RefusedError as refused:
         raise _bad_image(layout.kind, link, str(refused)) from refused
@@ -237,6 +260,13 @@ def _mount(image: dict[str, Any], layout: Layout, request: dict[str, Any]) -> No
             f"cannot merge extension {name}: systemd would ignore it: {why}",
             "Build the extension for the operating system of this board.",
         )
+    return mark
+
+
+def _mark(descriptor: int) -> list[int]:
+    """Nobody writes into a file without its ctime moving on."""
+    found = os.fstat(descriptor)
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def _check_modes(where: str, layout: Layout) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,33 +47,49 @@ def of_extensions(merged: MergedSet) -> MergedSet:
     return replace(merged, names=names, images=images)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was read of one kind, and what has to be unchanged for it to hold."""
+
+    overlays: object
+    active: object
+    names: tuple[str, ...]
+    since_us: int
+    images: Mapping[str, str] | None
+
+
 class MergedReader:
     """Asks systemd, and asks again only after something was mounted over a hierarchy or `active` was renamed."""
 
     def __init__(self, state: Path) -> None:
         self._active = state / "active"
-        self._known: tuple[object, object, MergedSet] | None = None
+        self._known: dict[Kind, _Known] = {}
 
     def read(self) -> MergedSet:
         """The merged names and, per kind, the images, where they are known. Raises `switch-failed`."""
-        overlays, active = _overlay_marks(), _mark(self._active, follow=False)
-        known = self._known
-        if known is None or known[:2] != (overlays, active):
-            # What an overlay is made of does not change when somebody moves the link.
-            before = known[2].images if known is not None and known[0] == overlays else {}
-            read = {kind: _read_status(kind) for kind in Kind}
-            images = {kind: before.get(kind, self._images(kind, *read[kind])) for kind in Kind}
-            merged = MergedSet(
-                {kind: names for kind, (names, _) in read.items()},
-                {kind: _said_time(since) for kind, (_, since) in read.items() if since},
-                {kind: found for kind, found in images.items() if found is not None},
-            )
-            self._known = known = (overlays, active, merged)
-        return known[2]
+        found = {kind: self._read(kind) for kind in Kind}
+        return MergedSet(
+            {kind: known.names for kind, known in found.items()},
+            {kind: _said_time(known.since_us) for kind, known in found.items() if known.since_us},
+            {kind: known.images for kind, known in found.items() if known.images is not None},
+        )
 
-    def require(self, wanted: Mapping[Kind, tuple[str, ...]]) -> None:
-        """Exactly these names are merged, says systemd, asked anew. Raises `switch-failed`."""
-        self._known = None
+    def _read(self, kind: Kind) -> _Known:
+        overlays, active = _overlay_marks(kind), _mark(self._active, follow=False)
+        known = self._known.get(kind)
+        if known is not None and (known.overlays, known.active) == (overlays, active):
+            return known
+        names, since_us = _read_status(kind)
+        # What an overlay is made of does not change when somebody moves the link.
+        same = known is not None and known.overlays == overlays
+        images = known.images if known is not None and same else self._images(kind, names, since_us)
+        self._known[kind] = known = _Known(overlays, active, names, since_us, images)
+        return known
+
+    def require(self, wanted: Mapping[Kind, tuple[str, ...]], anew: Iterable[Kind] = tuple(Kind)) -> None:
+        """Exactly these names are merged, says systemd, asked anew of these kinds. Raises `switch-failed`."""
+        for kind in anew:
+            self._known.pop(kind, None)
         found = self.read()
         for kind in Kind:
             missing = sorted(set(wanted[kind]) - set(found.names[kind]))
@@ -100,11 +116,11 @@ class MergedReader:
         return active if tuple(active) == names else None
 
 
-def _overlay_marks() -> object:
+def _overlay_marks(kind: Kind) -> object:
     """Differs after every merge: each overlay is a file system of its own, with marker files made anew."""
+    layout = LAYOUTS[kind]
     return [
         _mark(path, follow=True)
-        for layout in LAYOUTS.values()
         for where in layout.hierarchies
         for path in (Path(where), Path(where, layout.folder, layout.plural))
     ]

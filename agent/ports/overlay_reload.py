@@ -32,6 +32,9 @@ class ReloadOverlay:
         """What systemd itself says is merged, but for the board's own module index."""
         return of_extensions(self._reader.read())
 
+    def check(self, runtime: Path, timeout_s: float) -> None:
+        """Nothing: systemd looks at the images when it merges them."""
+
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""
         deadline = time.monotonic() + timeout_s

@@ -56,18 +56,39 @@ def run(
     `env` is added to this process's environment. Raises `tool-missing` when it is not installed, `step-timeout` at the
     deadline, and `internal` when it wrote more than `max_output_bytes` to one stream.
     """
-    process = _start(argv, cwd=cwd, env=env)
-    try:
-        stdout, stderr = _exchange(process, argv[0], stdin, time.monotonic() + timeout_s, max_output_bytes)
-    except _OutOfTimeError as cause:
-        raise OperationError(
-            ErrorCode.STEP_TIMEOUT,
-            f"cannot run {argv[0]}: not done after {timeout_s:g} s",
-            facts={"argv": list(argv)},
-        ) from cause
-    finally:
-        _end(process)
-    return Finished(tuple(argv), process.returncode, stdout, stderr)
+    return Started(argv, cwd=cwd, env=env).finish(timeout_s, stdin=stdin, max_output_bytes=max_output_bytes)
+
+
+class Started:
+    """A program that waits for its input: started ahead of the moment in which its start would cost time."""
+
+    def __init__(self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        self._argv = tuple(argv)
+        self._process = _start(argv, cwd=cwd, env=env)
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has not ended by itself."""
+        return self._process.poll() is None
+
+    def finish(self, timeout_s: float, *, stdin: bytes = b"", max_output_bytes: int = MAX_OUTPUT_BYTES) -> Finished:
+        """Give it its input and wait for its end. Raises as `run` does."""
+        name, deadline = self._argv[0], time.monotonic() + timeout_s
+        try:
+            stdout, stderr = _exchange(self._process, name, stdin, deadline, max_output_bytes)
+        except _OutOfTimeError as cause:
+            raise OperationError(
+                ErrorCode.STEP_TIMEOUT,
+                f"cannot run {name}: not done after {timeout_s:g} s",
+                facts={"argv": list(self._argv)},
+            ) from cause
+        finally:
+            self.end()
+        return Finished(self._argv, self._process.returncode, stdout, stderr)
+
+    def end(self) -> None:
+        """It is gone, whether or not it was asked."""
+        _end(self._process)
 
 
 def run_checked(
@@ -81,12 +102,16 @@ def run_checked(
     max_output_bytes: int = MAX_OUTPUT_BYTES,
 ) -> Finished:
     """Like `run`; another exit status than 0 raises `failure` with the program's last line."""
-    finished = run(argv, timeout_s, stdin=stdin, cwd=cwd, env=env, max_output_bytes=max_output_bytes)
+    return checked(run(argv, timeout_s, stdin=stdin, cwd=cwd, env=env, max_output_bytes=max_output_bytes), failure)
+
+
+def checked(finished: Finished, failure: ErrorCode) -> Finished:
+    """The same. Raises `failure` with the program's last line where its exit status is not 0."""
     if finished.status != 0:
         raise OperationError(
             failure,
-            f"cannot run {argv[0]}: {finished.last_words}",
-            facts={"argv": list(argv), "status": finished.status},
+            f"cannot run {finished.argv[0]}: {finished.last_words}",
+            facts={"argv": list(finished.argv), "status": finished.status},
         )
     return finished
 

@@ -53,6 +53,12 @@ class Overlay(Protocol):
     def merged(self) -> MergedSet:
         """What systemd itself says is merged."""
 
+    def check(self, runtime: Path, timeout_s: float) -> None:
+        """Every image of the runtime could be shown; what takes long about that is done now, while services run.
+
+        Raises `bad-image` or `incompatible`.
+        """
+
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it.
 

@@ -180,6 +180,9 @@ class FakeOverlay:
         links = [manifest.link_name(e).removesuffix(".raw") for e in manifest.extensions if kind in e.types]
         return tuple(sorted(links))
 
+    def check(self, runtime: Path, timeout_s: float) -> None:
+        self.world.look("check", runtime.name)
+
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         wanted = runtime.name if runtime else None
         self.world.begin("show", wanted)

@@ -122,6 +122,7 @@ FAULTS = (
     Fault("release file", lambda call, world: call[0] == "release" and call[1] == "pose-config"),
     Fault("module index", _doing("index")),
     Fault("stage", _doing("stage")),
+    Fault("check", _doing("check")),
     Fault("stop", _doing("stop")),
     Fault("npu", stubborn_npu=True),
     Fault("switch", _doing("show")),

@@ -60,6 +60,7 @@ def test_a_deploy_touches_the_services_in_this_order() -> None:
     assert effects == [
         ("index",),
         ("stage", R2.id),
+        ("check", R2.id),
         ("stop", "pose.service"),
         ("show", R2.id),
         ("reload_manager",),

@@ -35,6 +35,9 @@ def answer(overlay: Any, method: str, arguments: list[Any]) -> Any:
     if method == "show":
         overlay.show(STATE / "runtimes" / arguments[0] if arguments[0] else None, 30)
         return None
+    if method == "check":
+        overlay.check(STATE / "runtimes" / arguments[0], 30)
+        return None
     if method == "settle":
         overlay.settle(30)
         return None

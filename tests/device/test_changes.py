@@ -34,13 +34,6 @@ time.sleep(1e6)
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    return Reference.start(tmp_path_factory.mktemp("changes") / "project")
-
-
-@pytest.fixture(scope="module")
 def serving(new_board: Callable[[], Board], project: Reference) -> Board:
     board = new_board()
     if shutil.which("objcopy"):

@@ -277,6 +277,31 @@ def test_an_image_whose_bytes_changed_is_refused_by_its_name(
     assert seen(board)["both"] == "b"
 
 
+def test_an_image_that_was_checked_is_not_believed_once_its_bytes_have_changed(
+    board: Board, built: dict[str, Built], gapless: Driver
+) -> None:
+    image = built["model"].images["sysext"]["99-gap"]
+    path = f"/{STATE}/images/{image}.raw"
+    board.exec(["cp", path, "/root/whole.raw"])
+    before = mounts(board)
+    gapless.do("check", built["model"].runtime)
+    assert (seen(board), mounts(board)) == (OLD, before)
+    try:
+        # Not even its time of change says so.
+        board.exec(["sh", "-c", f"touch -r {path} /root/time; printf x | dd of={path} bs=1 seek=3000 conv=notrunc"])
+        board.exec(["touch", "-r", "/root/time", path])
+        error = gapless.ask("show", built["model"].runtime)["error"]
+        assert error["message"] == f"cannot merge sysext '99-gap': its bytes are not those of image {image}"
+        error = gapless.ask("check", built["model"].runtime)["error"]
+        assert error["message"] == f"cannot merge sysext '99-gap': its bytes are not those of image {image}"
+        assert seen(board) == OLD
+    finally:
+        board.exec(["sh", "-c", f"cat /root/whole.raw > {path}"])
+    gapless.do("check", built["model"].runtime)
+    gapless.do("show", built["model"].runtime)
+    assert seen(board)["both"] == "b"
+
+
 def test_strays_beside_the_links_never_get_in(board: Board, built: dict[str, Built], gapless: Driver) -> None:
     folder = f"/{STATE}/runtimes/{built['both'].runtime}/sysext"
     strays = ["._99-gap.raw", "99-gap (1).raw", "20-web.raw.part", "10-pose:v2.raw", "10-pose,v2.raw", "junk.raw"]

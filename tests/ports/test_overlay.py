@@ -40,7 +40,7 @@ def run(request: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_somebody_reads_as_syntax_is_refused_before_anything_is_touched(name: str) -> None:
-    image = {"link": name, "image_id": IMAGE, "path": "/nowhere", "hashed": False}
+    image = {"link": name, "image_id": IMAGE, "path": "/nowhere", "mark": None, "trusted": False}
     answer = run({"do": "switch", "sets": {"sysext": [image]}, "os_release": {}, "arch": "x86_64", "namespace": IMAGE})
     rule = "its name must be two digits, a dash, and then a-z, 0-9, _ and - only"
     assert answer["error"] == {

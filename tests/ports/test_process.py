@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.process import run, run_checked
+from agent.ports.process import Started, run, run_checked
 
 
 def test_both_streams_and_the_status_come_back() -> None:
@@ -58,3 +58,14 @@ def _gone_within(pid: int, seconds: float) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_program_started_ahead_waits_for_its_input_and_can_be_ended_unasked() -> None:
+    started = Started(["cat"])
+    assert started.is_waiting
+    assert started.finish(10, stdin=b"late").stdout == b"late"
+    assert not started.is_waiting
+    unasked = Started(["cat"])
+    unasked.end()
+    assert not unasked.is_waiting
+    unasked.end()

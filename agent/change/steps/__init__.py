@@ -59,7 +59,7 @@ def build_handlers(
     absence = Absence(clock)
     steps: tuple[Step, ...] = (
         FetchImages(store, source_for),
-        StageRuntime(runtimes, releases, indexer),
+        StageRuntime(runtimes, releases, indexer, overlay),
         StopServices(units, affected, releases, absence),
         ReleaseNpu(npu, affected, clock),
         SwitchOverlay(overlay, runtimes),

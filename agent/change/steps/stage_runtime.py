@@ -12,7 +12,9 @@ from agent.change.steps.releases import Releases
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.extensions import incompatibility
-from agent.ports.protocols import ModuleIndexer, Runtimes
+from agent.ports.protocols import ModuleIndexer, Overlay, Runtimes
+
+CHECK_TIMEOUT_S = 30.0  # and longer where much has to be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class StageRuntime:
     runtimes: Runtimes
     releases: Releases
     indexer: ModuleIndexer
+    overlay: Overlay
 
     kind = "stage_runtime"
     commits = False
@@ -42,9 +45,10 @@ class StageRuntime:
         return {"existed": inputs["manifest"]["id"] in self.runtimes.ids()}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
-        """runtimes/<id> is there as signed, with its links."""
+        """runtimes/<id> is there as signed, with its links, and could be shown."""
         manifest = Manifest.model_validate(inputs["manifest"])
-        self.runtimes.stage(manifest, self.indexer.index(manifest.extensions))
+        folder = self.runtimes.stage(manifest, self.indexer.index(manifest.extensions))
+        self.overlay.check(folder, CHECK_TIMEOUT_S)
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """It is gone again, unless it was there before. An index stays, as images do; prune decides."""

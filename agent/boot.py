@@ -2,7 +2,8 @@
 
 systemd has merged the images and reloaded itself before the agent starts. Once per boot the agent loads the modules the
 extensions ask for, runs their commands, starts the services they own, and then reads every merged image whole, since
-systemd merges damaged data without a word. What fails is a problem in the status and never keeps the rest from running.
+systemd merges damaged data without a word. A runtime that provision wrote has no module index yet, and gets it before
+the first module is asked for. What fails is a problem in the status and never keeps the rest from running.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from agent.contract.manifest import Extension
 from agent.extensions import Problem, commands, modules
 from agent.observe import Disk, owned_by
 from agent.order import in_start_order
-from agent.ports.protocols import Kind, Overlay, Store, Units
+from agent.plan import AGENT_UNIT
+from agent.ports.protocols import Kind, ModuleIndexer, Overlay, Store, Units
 
 _LOG = logging.getLogger("avocado.boot")
 _ON_MERGE = "AVOCADO_ON_MERGE"
+SWITCH_TIMEOUT_S = 30.0
 
 
 class BootHalf:
     """Runs once per boot; `marker` lies on a file system that a boot empties, and keeps what was found."""
 
-    def __init__(self, disk: Disk, overlay: Overlay, units: Units, marker: Path) -> None:
+    def __init__(self, disk: Disk, overlay: Overlay, units: Units, indexer: ModuleIndexer, marker: Path) -> None:
         self._disk = disk
+        self._indexer = indexer
         self._overlay = overlay
         self._units = units
         self._marker = marker
@@ -43,17 +47,36 @@ class BootHalf:
         releases, unreadable = self._disk.releases(extensions)
         problems = [Problem(error.code.value, error.message, error.remedy) for error in unreadable]
         keys = [release for extension in extensions for release in releases.get(extension.image_id, {}).values()]
+        if any(modules(release) for release in keys):
+            problems += _attempt(self._index_modules)
         for argv in (
             *(["modprobe", "--", name] for release in keys for name in modules(release)),
             *(argv for release in keys for argv in commands(release, _ON_MERGE)),
         ):
             problems += _attempt(partial(self._units.run, argv, command_timeout_s))
-        owned = owned_by(extensions, releases)
-        for name in in_start_order(owned, self._units.relations(owned)):
+        owned = [unit for unit in owned_by(extensions, releases) if unit != AGENT_UNIT]
+        for name in self._in_start_order(owned):
             problems += _attempt(partial(self._units.start, name, start_timeout_s))
         problems += damaged(self._disk.store, extensions)
         self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
         return problems
+
+    def _index_modules(self) -> None:
+        runtimes = self._disk.runtimes
+        active = runtimes.active()
+        if active is None or runtimes.module_index(active) is not None:
+            return
+        manifest = runtimes.manifest(active)
+        index = self._indexer.index(manifest.extensions)
+        if index is not None:
+            self._overlay.show(runtimes.stage(manifest, index), SWITCH_TIMEOUT_S)
+
+    def _in_start_order(self, names: list[str]) -> list[str]:
+        try:
+            return in_start_order(names, self._units.relations(names))
+        except OperationError as error:
+            _LOG.warning("%s", error.message)
+            return names
 
     def _done(self) -> list[Problem] | None:
         try:

@@ -159,6 +159,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     identity = replace(board, switching=switching, agent_image=image)
     events.event(events.OVERLAY_CHOSEN, *_said_of(switching))
     store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
+    indexer = DepmodIndexer(store)
     journal = Journal(state / "changes", write_durably)
     trust = Trust(
         state / "metadata", identity.target, identity.arch, lambda: _active(runtimes), clock.now, write_durably
@@ -177,7 +178,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         store=store,
         runtimes=runtimes,
         images=images,
-        indexer=DepmodIndexer(store),
+        indexer=indexer,
         source_for=sources.open,
         clock=clock,
         confirmation=confirmation,
@@ -194,7 +195,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         confirmation=confirmation,
         observer=Observer(identity, disk, overlay, units, inference),
         bystanders=BystanderFinder(ProcMappings(), images, store, units),
-        boot=BootHalf(disk, overlay, units, config.run_dir / "boot-half.json"),
+        boot=BootHalf(disk, overlay, units, indexer, config.run_dir / "boot-half.json"),
         inference=inference,
         settle=overlay.settle,
     )

@@ -103,11 +103,11 @@ def module(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def with_extensions(project: Reference, trees: Mapping[str, Path]) -> Iterator[None]:
+def with_extensions(project: Reference, trees: Mapping[str, Path], more_keys: str = "") -> Iterator[None]:
     """The project with more extensions, over the others, that hold these trees."""
     path = project.folder / "avocado.yaml"
     good = path.read_text(encoding="utf-8")
-    parts = [f'{name}:\n  version: "1"\n  overlay: "{tree}"\n' for name, tree in trees.items()]
+    parts = [f'{name}:\n  version: "1"\n  overlay: "{tree}"\n{more_keys}' for name, tree in trees.items()]
     listed = "".join(f"      - {name}\n" for name in trees)
     more = good.replace("      - pose-config\n", f"{listed}      - pose-config\n", 1)
     more = more.replace("\nextensions:\n", f"\nextensions:\n{textwrap.indent(''.join(parts), '  ')}\n", 1)
@@ -157,3 +157,24 @@ def test_modules_of_every_extension_and_of_the_base_are_found_whatever_index_eac
     assert found(serving) == {"base"}
     links = serving.exec(["ls", "/var/lib/avocado/active/sysext"]).stdout
     assert "module-index" not in links
+
+
+@pytest.mark.skipif(shutil.which("objcopy") is None, reason="objcopy is not installed: apt-get install binutils")
+def test_a_board_that_was_provisioned_with_modules_indexes_them_at_its_first_boot(
+    new_board: Callable[[], Board], project: Reference, tmp_path: Path
+) -> None:
+    module(tmp_path / f"npu/usr/lib/modules/{KERNEL}/extra/npu.ko")
+    board = new_board()
+    with with_extensions(project, {"npu": tmp_path / "npu"}, "  modprobe: [npu]\n"):
+        project.provision(board)
+    board.boot()
+    wait_until_serving(board, SERVING_S)
+    assert found(board) == {"npu"}
+    # This kernel is another one, and says so.
+    assert [problem["message"] for problem in project.status(board)["problems"]] == [
+        "cannot run modprobe -- npu: exit-code"
+    ]
+    board.power_cut()
+    board.boot()
+    wait_until_serving(board, SERVING_S)
+    assert found(board) == {"npu"}

@@ -1,0 +1,68 @@
+"""The other half of a boot's merge: once per boot, in order, and whatever fails keeps nothing else back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.boot import BootHalf
+from agent.contract.errors import ErrorCode, OperationError
+from agent.observe import Disk
+from tests.change.fakes import Call, FakeImages, FakeIndexer, FakeOverlay, FakeRuntimes, FakeStore, FakeUnits, World
+from tests.change.stories import R1, board
+
+QUIET = ("release", "journal")
+
+
+def booted() -> World:
+    world = board(R1)
+    world.running = {}
+    return world
+
+
+def boot(world: World, marker: Path) -> list[str]:
+    """The problems it found; the world's calls say what it did."""
+    disk = Disk(FakeStore(world), FakeRuntimes(world), FakeImages(world))
+    half = BootHalf(disk, FakeOverlay(world), FakeUnits(world), FakeIndexer(world), marker)
+    return [problem.message for problem in half.run(start_timeout_s=1, command_timeout_s=1)]
+
+
+def effects(world: World) -> list[Call]:
+    return [call for call in world.calls if call[0] not in QUIET]
+
+
+def test_modules_are_loaded_and_services_started_once_per_boot(tmp_path: Path) -> None:
+    world = booted()
+    assert boot(world, tmp_path / "marker") == []
+    assert effects(world) == [("run", "modprobe", "--", "simnpu"), ("start", "pose.service")]
+    world.calls.clear()
+    assert boot(world, tmp_path / "marker") == []
+    assert effects(world) == []
+
+
+def test_a_runtime_without_an_index_gets_one_before_a_module_is_asked_for(tmp_path: Path) -> None:
+    world = booted()
+    world.indexes.clear()
+    boot(world, tmp_path / "marker")
+    assert effects(world)[:4] == [("index",), ("stage", R1.id), ("show", R1.id), ("run", "modprobe", "--", "simnpu")]
+    assert world.indexes[R1.id] in world.images
+
+
+@pytest.mark.parametrize("broken", ["index", "show", "run", "relations"])
+def test_what_fails_is_said_and_the_services_start_all_the_same(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = booted()
+    world.indexes.clear()
+    error = OperationError(ErrorCode.INTERNAL, f"cannot {broken}")
+    world.fail_when = lambda call, w: error if call[0] == broken else None
+
+    def relations(self: Any, names: list[str]) -> Any:
+        raise error
+
+    if broken == "relations":
+        monkeypatch.setattr(FakeUnits, "relations", relations)
+    assert f"cannot {broken}" in boot(world, tmp_path / "marker") or broken == "relations"
+    assert "pose.service" in world.running

@@ -20,6 +20,7 @@ from agent.host.base_check import missing
 from agent.host.report import Report
 from agent.host.root_fs import RootFs
 from agent.host.target import Target
+from agent.ports.privacy import READABLE, ROOT_ONLY
 
 STATE = "/var/lib/avocado"
 _MERGED_FOLDERS = {"sysext": "/var/lib/extensions", "confext": "/var/lib/confexts"}
@@ -61,12 +62,12 @@ def provision(
             "Use `avocadoctl deploy` on the running board, or add --replace to start over.",
         )
     _forget(base)
+    _close(base)
     report.show(f"provisioning {base.root}")
     _seed_runtime(base, manifest, first)
     base.write(f"{STATE}/metadata/root.json", first.root_metadata)
     identity = {"target": target.board, "arch": target.arch}
     base.write(f"{STATE}/board.json", (json.dumps(identity, sort_keys=True) + "\n").encode())
-    base.folder(f"{STATE}/changes")
     for kind, folder in _MERGED_FOLDERS.items():
         base.link(folder, f"{STATE}/active/{kind}")
     for service in _SERVICES:
@@ -75,6 +76,17 @@ def provision(
     base.link(f"{STATE}/active", f"runtimes/{manifest.id}")
     report.clear()
     return {"root": str(base.root), "target": target.board, "runtime": manifest.id, "images": sorted(first.images)}
+
+
+def _close(base: RootFs) -> None:
+    """The folders of the state, as closed as the agent keeps them: a board has users before its agent starts first.
+
+    The group that may read them is the board's to know: until the agent has set it, only root reads.
+    """
+    for name in READABLE:
+        base.folder(f"{STATE}/{name}", 0o750)
+    for name in ROOT_ONLY:
+        base.folder(f"{STATE}/{name}", 0o700)
 
 
 def _seed_runtime(base: RootFs, manifest: Manifest, first: FirstRuntime) -> None:
@@ -87,7 +99,7 @@ def _seed_runtime(base: RootFs, manifest: Manifest, first: FirstRuntime) -> None
         name = f"{extension.image_id}.raw"
         part = images / f".{name}.new"
         shutil.copyfile(first.images[extension.image_id], part)
-        part.chmod(0o644)
+        part.chmod(0o600)
         part.replace(images / name)
         for kind in extension.types:
             base.link(f"{runtime}/{kind}/{manifest.link_name(extension)}", f"../../../images/{name}")

@@ -65,15 +65,15 @@ class RootFs:
         path = self._follow(inside)
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
-    def folder(self, inside: str) -> Path:
-        """That folder, made when absent, readable by all."""
+    def folder(self, inside: str, mode: int = 0o755) -> Path:
+        """That folder, made when absent with that mode, and what leads to it readable by all."""
         path = self._follow(inside)
         if not path.is_dir():
             parent = str(PurePosixPath("/" + inside).parent)
             if parent != "/":
                 self.folder(parent)
-            path.mkdir(mode=0o755)
-            path.chmod(0o755)
+            path.mkdir(mode=mode)
+            path.chmod(mode)
         return path
 
     def write(self, inside: str, data: bytes, mode: int = 0o644) -> Path:

@@ -82,6 +82,14 @@ def test_a_provisioned_root_boots_the_runtime_with_none_of_our_code(root: Path, 
     assert (state / "board.json").read_text() == f'{{"arch": "{TARGET.arch}", "target": "virtual"}}\n'
 
 
+def test_nobody_but_root_reads_the_state_before_the_agent_has_started_once(root: Path, first: FirstRuntime) -> None:
+    seed(root, first)
+    state = root / "var/lib/avocado"
+    modes = {name: (state / name).stat().st_mode & 0o777 for name in ("changes", "runtimes", "metadata", "images")}
+    assert modes == {"changes": 0o750, "runtimes": 0o750, "metadata": 0o750, "images": 0o700}
+    assert [path.stat().st_mode & 0o777 for path in (state / "images").iterdir()] == [0o600]
+
+
 def test_a_board_that_has_a_runtime_is_left_alone_unless_asked(root: Path, first: FirstRuntime) -> None:
     seed(root, first)
     with pytest.raises(OperationError, match=r"it has a runtime already$") as caught:

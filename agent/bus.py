@@ -160,14 +160,14 @@ class Manager(ServiceInterface):
     async def remove(self, runtime: DBusStr) -> DBusNothing:
         """Delete a runtime."""
         with _as_bus_errors():
-            await self._gate.root()
+            await self._gate.changer()
             await self._board.remove(runtime)
 
     @dbus_method("Confirm")
     async def confirm(self, change: DBusObjectPath) -> DBusNothing:
         """End a commit-confirmed change."""
         with _as_bus_errors():
-            await self._gate.root()
+            await self._gate.changer()
             number = change.removeprefix(f"{PATH}/change/")
             if not number.isdecimal() or change_path(int(number)) != change:
                 raise OperationError(ErrorCode.USAGE, f"cannot confirm {change}: it is no change of this agent")
@@ -193,7 +193,7 @@ class Manager(ServiceInterface):
         extension: str = "",
     ) -> str:
         with _as_bus_errors():
-            who = await self._gate.root()
+            who = await self._gate.changer()
             values = {name: variant.value for name, variant in options.items()}
             unknown = sorted(set(values) - {"dry_run", "requested_by", "await_host"})
             if unknown:
@@ -269,7 +269,7 @@ class Change(ServiceInterface):
     async def cancel(self) -> DBusNothing:
         """Stop before the switch."""
         with _as_bus_errors():
-            await self._gate.root()
+            await self._gate.changer()
             self._changes.cancel(self.record.number)
 
     async def _read(self) -> ChangeRecord:

@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: root changes the board, root and the group avocado read it.
+"""Who calls, and whether they may: root changes the board, and whom polkit lets; root and the group avocado read it.
 
 The bus is asked for the caller's credentials at every call, so that a policy file which was edited or lost opens
 nothing. The sender reaches the check through a context variable that is set before the method's task is made.
@@ -16,6 +16,7 @@ from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.peer import BUS_NAME, BUS_PATH, PeerError, call
+from agent.ports.polkit import ACTION, may_change
 
 GROUP = "avocado"
 
@@ -39,12 +40,14 @@ class Gate:
         if credentials["UnixUserID"] != 0 and not _is_member(credentials):
             raise _forbidden("read the agent's state", f"Run it as root or as a member of the group {GROUP}.")
 
-    async def root(self) -> str:
-        """Root only; gives the name of who asks. Raises `not-permitted`."""
-        credentials = await self._credentials()
-        if credentials["UnixUserID"] != 0:
-            raise _forbidden("change this board", "Run it as root.")
-        return "root"
+    async def changer(self) -> str:
+        """Root, or whom a rule of polkit's lets; gives the name of who asks. Raises `not-permitted`."""
+        user = (await self._credentials())["UnixUserID"]
+        if user == 0:
+            return "root"
+        if not await may_change(self._bus, _sender.get()):
+            raise _forbidden("change this board", f"Run it as root, or let polkit allow {ACTION}.")
+        return _name_of(user)
 
     async def _credentials(self) -> dict[str, Any]:
         sender = _sender.get()
@@ -64,6 +67,13 @@ class Gate:
         if "UnixUserID" not in values:
             raise _forbidden("tell who is asking", "")
         return values
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def _note_sender(message: Message) -> None:

@@ -10,16 +10,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from dbus_fast import BusType, Message, MessageType
+from dbus_fast import BusType, DBusError, Message, MessageType
 from dbus_fast.aio import MessageBus
+from dbus_fast.annotations import DBusSignature, DBusStr, DBusUInt32
+from dbus_fast.service import ServiceInterface, dbus_method
 
 from agent import callers
 from agent.bus import AgentBus, Board, change_path
 from agent.change.record import ChangeRecord, Outcome
 from agent.contract.errors import ErrorCode, OperationError
+from agent.ports import polkit
 from tests.bus.calls import NAME, PATH, Call, calls, table
 from tests.bus.private_bus import private_bus
 
@@ -65,6 +68,41 @@ def address() -> Iterator[str]:
         Path(folder).chmod(0o755)
         with private_bus(Path(folder)) as found:
             yield found
+
+
+class Polkit(ServiceInterface):
+    """polkit's place on the bus, with an answer that a test sets: a yes, a no, an error, or none at all."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__("org.freedesktop.PolicyKit1.Authority")
+        self.answer = answer
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def appear(self, address: str) -> None:
+        self._bus = await MessageBus(address, bus_type=BusType.SYSTEM).connect()
+        self._bus.export("/org/freedesktop/PolicyKit1/Authority", self)
+        await self._bus.request_name("org.freedesktop.PolicyKit1")
+
+    def leave(self) -> None:
+        self._bus.disconnect()
+
+    @dbus_method("CheckAuthorization")
+    async def check(
+        self,
+        subject: Annotated[list[Any], DBusSignature("(sa{sv})")],
+        action: DBusStr,
+        details: Annotated[dict[str, str], DBusSignature("a{ss}")],
+        flags: DBusUInt32,
+        cancellation: DBusStr,
+    ) -> Annotated[list[Any], DBusSignature("(bba{ss})")]:
+        self.asked.append((subject[0], action, flags))
+        match self.answer:
+            case "error":
+                raise DBusError("org.freedesktop.PolicyKit1.Error.Failed", "Action is not registered")
+            case "silence":
+                await asyncio.Event().wait()
+        # A challenge is not a yes: it would be one after a password.
+        return [self.answer == "yes", self.answer == "challenge", {}]
 
 
 class Caller:
@@ -131,8 +169,10 @@ def message(call: Call) -> Message:
     )
 
 
-async def serve_and_ask(address: str, caller: Caller) -> tuple[dict[str, str], int]:
+async def serve_and_ask(address: str, caller: Caller, authority: Polkit | None = None) -> tuple[dict[str, str], int]:
     """What the caller was answered, and how often the agent was asked for something that changes the board."""
+    if authority is not None:
+        await authority.appear(address)
     changes, removed = NoChanges(), 0
 
     async def describe() -> str:
@@ -148,6 +188,8 @@ async def serve_and_ask(address: str, caller: Caller) -> tuple[dict[str, str], i
     agent.news(record())
     answers = await asyncio.to_thread(caller.answers)
     bus.disconnect()
+    if authority is not None:
+        authority.leave()
     return answers, changes.asked + removed
 
 
@@ -172,6 +214,34 @@ def test_root_is_refused_nothing(address: str) -> None:
     assert {call.name for call in calls() if call.reads} <= {name for name, error in answers.items() if not error}
     # Confirm may be answered without asking for anything.
     assert changed >= sum(not call.reads for call in calls()) - 1
+
+
+@pytest.mark.parametrize("answer", ["no", "challenge", "error", "silence"])
+def test_without_a_yes_of_polkit_s_a_stranger_changes_nothing(
+    address: str, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr(polkit, "TIMEOUT_S", 0.2)
+    authority = Polkit(answer)
+    answers, changed = asyncio.run(serve_and_ask(address, Caller(address, STRANGER, []), authority))
+    assert answers == {call.name: NOT_PERMITTED for call in calls()}
+    assert changed == 0
+    assert set(authority.asked) == {("system-bus-name", "org.avocado.agent1.change", 0)}
+    assert len(authority.asked) == sum(not call.reads for call in calls())
+
+
+def test_whom_polkit_lets_may_change_the_board_and_reads_no_more_than_before(address: str) -> None:
+    answers, changed = asyncio.run(serve_and_ask(address, Caller(address, STRANGER, []), Polkit("yes")))
+    assert {name for name, error in answers.items() if error == NOT_PERMITTED} == {
+        call.name for call in calls() if call.reads
+    }
+    assert changed >= sum(not call.reads for call in calls()) - 1
+
+
+def test_polkit_is_not_asked_about_root(address: str) -> None:
+    authority = Polkit("no")
+    answers, _ = asyncio.run(serve_and_ask(address, Caller(address, 0, []), authority))
+    assert NOT_PERMITTED not in answers.values()
+    assert authority.asked == []
 
 
 def test_the_documented_table_is_the_one_the_interface_makes() -> None:

@@ -88,6 +88,32 @@ def test_avocadoctl_tells_a_member_the_status_and_a_stranger_why_not(serving: Bo
         assert done.stderr.startswith("avocadoctl: cannot "), done.stderr
 
 
+RULE = """\
+polkit.addRule(function(action, subject) {
+    if (action.id == "org.avocado.agent1.change" && subject.user == "oper") { return polkit.Result.YES; }
+});
+"""
+
+
+def test_whom_polkit_lets_changes_the_board_and_nobody_else_does(serving: Board, member: str) -> None:
+    refresh = ["avocadoctl", "-o", "json", "ext", "refresh"]
+    assert serving.exec(["pkaction", "--action-id", "org.avocado.agent1.change"]).returncode == 0
+    assert refused(serving.ssh(refresh, user=member, check=False))
+    # A rule as an administrator writes it; here a confext lies over /etc.
+    serving.exec(["mkdir", "-p", "/run/polkit-1/rules.d"])
+    serving.exec(["tee", "/run/polkit-1/rules.d/50-oper.rules"], input_text=RULE)
+    serving.exec(["systemctl", "restart", "polkit.service"])
+    try:
+        done = serving.ssh(refresh, user=member, check=False, timeout_s=120)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["requested_by"].startswith("oper")
+        assert refused(serving.exec([*STRANGER, *refresh], check=False))
+    finally:
+        serving.exec(["rm", "/run/polkit-1/rules.d/50-oper.rules"])
+        serving.exec(["systemctl", "restart", "polkit.service"])
+    assert refused(serving.ssh(refresh, user=member, check=False))
+
+
 def test_the_state_s_files_open_to_whom_the_bus_opens(serving: Board, member: str) -> None:
     for folder, mode in (("changes", "750"), ("runtimes", "750"), ("metadata", "750"), ("images", "700")):
         found = serving.exec(["stat", "-c", "%a %U %G", f"/var/lib/avocado/{folder}"]).stdout.split()

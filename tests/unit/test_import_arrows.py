@@ -43,8 +43,8 @@ RANKS: list[tuple[str, int]] = [
 ADAPTERS = "agent.ports."
 # Composition roots, and adapters among themselves.
 MAY_IMPORT_ADAPTERS = ("agent.daemon", "agent.cli", "agent.verbs.", "agent.host.", "agent.ports.")
-# One question to the bus, about whoever asks the agent.
-ALLOWED = {("agent.callers", "agent.ports.peer")}
+# One question to the bus about whoever asks the agent, and one to polkit.
+ALLOWED = {("agent.callers", "agent.ports.peer"), ("agent.callers", "agent.ports.polkit")}
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from tuf.api.metadata import Metadata, Root
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.key_changes import add, drop, revoke, rotate, sign
 from agent.host.keys import Keys, init_keys, key_named
+from tests.device.host import find_program
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 MODULE = Path("/usr/lib/softhsm/libsofthsm2.so")
@@ -143,8 +144,9 @@ def test_a_threshold_nobody_could_meet_is_refused(tmp_path: Path, count: int, th
 @pytest.fixture
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A token in software with an ed25519 key, reached through PKCS#11 as a real one is."""
-    if not (MODULE.exists() and shutil.which("softhsm2-util") and shutil.which("pkcs11-tool")):
-        pytest.skip("no token in software here: apt-get install softhsm2 opensc")
+    programs = [find_program("softhsm2-util", "softhsm2"), find_program("pkcs11-tool", "opensc")]
+    if None in programs or not MODULE.exists():
+        pytest.skip("no token in software here, and none could be installed: apt-get install softhsm2 opensc")
     (tmp_path / "tokens").mkdir()
     (tmp_path / "softhsm.conf").write_text(f"directories.tokendir = {tmp_path / 'tokens'}\n")
     monkeypatch.setenv("SOFTHSM2_CONF", str(tmp_path / "softhsm.conf"))
@@ -158,6 +160,8 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"pkcs11:token=avocado;object=release?module-path={MODULE}"
 
 
+# The first time, its programs are installed.
+@pytest.mark.timeout(600)
 def test_a_key_in_a_token_signs_releases_and_a_wrong_pin_is_named(
     tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

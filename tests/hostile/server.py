@@ -1,4 +1,4 @@
-"""A static HTTP server on loopback that tells the truth until a rule says otherwise."""
+"""A static HTTP server that tells the truth until a rule says otherwise; on loopback, unless an address is given."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class _Quiet(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(root: Path) -> Iterator[Server]:
+def serving(root: Path, address: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
     state = Server(root)
     handler = type("Bound", (Handler,), {"server_state": state})
-    server = _Quiet(("127.0.0.1", 0), handler)
-    state.url = f"http://127.0.0.1:{server.server_port}"
+    server = _Quiet((address, port), handler)
+    state.url = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

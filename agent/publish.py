@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import grp
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ from typing import Any
 from agent.contract.errors import OperationError
 from agent.contract.status import FILE_NAME, StatusDocument
 
-GROUP = "avocado"
 # Progress comes many times a second; looking at the whole board that often would cost more than it tells.
 _LEAST_PAUSE_S = 0.25
 _LOG = logging.getLogger("avocado.status")
@@ -78,20 +76,10 @@ class StatusKeeper:
 
 
 def write_status(path: Path, document: StatusDocument) -> None:
-    """Replace the file: root and the group avocado may read it. Not synced, since it does not outlive the boot."""
+    """Replace the file: root and the group of its folder may read it. Not synced, since it ends with the boot."""
     temporary = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        gid = _group_id()
-        if gid is not None:
-            os.fchown(descriptor, 0, gid)
         os.fchmod(descriptor, 0o640)
         json.dump(document, stream)
     temporary.rename(path)
-
-
-def _group_id() -> int | None:
-    try:
-        return grp.getgrnam(GROUP).gr_gid
-    except KeyError:  # a base without libnss-systemd: then only root reads
-        return None

@@ -67,7 +67,9 @@ def test_a_member_of_the_group_reads_and_is_refused_every_change(serving: Board,
     before = state_of(serving)
     for call in calls():
         done = serving.ssh(busctl(call), user=member, check=False)
-        if not call.reads:
+        if call.name == "Change.Cancel":  # as far as here, where no change runs, nobody is asked
+            assert done.returncode != 0, done.stdout
+        elif not call.reads:
             assert refused(done), (call.name, done.stdout, done.stderr)
         elif call.interface.endswith("Manager"):
             assert done.returncode == 0, (call.name, done.stderr)
@@ -107,7 +109,7 @@ def test_whom_polkit_lets_changes_the_board_and_nobody_else_does(serving: Board,
         done = serving.ssh(refresh, user=member, check=False, timeout_s=120)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["requested_by"].startswith("oper")
-        assert refused(serving.exec([*STRANGER, *refresh], check=False))
+        assert json.loads(serving.exec([*STRANGER, *refresh], check=False).stderr)["code"] == "not-permitted"
     finally:
         serving.exec(["rm", "/run/polkit-1/rules.d/50-oper.rules"])
         serving.exec(["systemctl", "restart", "polkit.service"])

@@ -14,12 +14,9 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_journal_opens_to_the_group_and_images_to_root_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_opens_to_the_group_and_images_to_root_alone(tmp_path: Path) -> None:
     (tmp_path / "changes").mkdir(mode=0o755)
     (tmp_path / "images").mkdir(mode=0o777)
-    monkeypatch.setattr(privacy, "group_id", lambda: 979)
     privacy.keep_private(tmp_path)
     assert {name: mode(tmp_path / name) for name in ("changes", "runtimes", "metadata", "images")} == {
         "changes": 0o750,
@@ -27,12 +24,6 @@ def test_the_journal_opens_to_the_group_and_images_to_root_alone(
         "metadata": 0o750,
         "images": 0o700,
     }
-
-
-def test_without_the_group_only_root_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(privacy, "group_id", lambda: None)
-    privacy.keep_private(tmp_path)
-    assert {mode(path) for path in tmp_path.iterdir()} == {0o700}
 
 
 def test_a_link_to_another_disk_is_not_followed(tmp_path: Path) -> None:

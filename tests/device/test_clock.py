@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -92,26 +92,19 @@ def another_version(folder: Path, version: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def scene(new_board: Callable[[], Board], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    if not (NEW_MODEL / "model.json").exists() or not (FIRST_MODEL / "model.json").exists():
-        pytest.skip("the models are not prepared; `make model` prepares them")
-    found = library(tmp_path_factory.mktemp("library"))
+def scene(serving: Board, project: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("clock")
+    found = library(folder)
     if found is None:
         pytest.skip("a C compiler is not installed, and could not be: apt-get install gcc libc6-dev")
-    folder = tmp_path_factory.mktemp("clock")
     for name in ("www", "control"):
         (folder / name).mkdir()
-    project = Reference.start(folder / "project")
-    board = new_board()
-    project.provision(board)
-    board.boot()
-    wait_until_serving(board, 60)
-    network = board.slot.network
+    network = serving.slot.network
     within = ["ip", "netns", "exec", network.workstation_namespace, sys.executable, "-m", "tests.device.held_server"]
     words = [*within, str(folder / "www"), network.workstation_address, str(PORT), str(folder / "control")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, cwd=TREE) as server:
         assert holds_within((folder / "control/ready").exists, timeout_s=20)
-        made = Scene(board, project, FakeClock(board, found), folder / "www", folder / "control")
+        made = Scene(serving, project, FakeClock(serving, found), folder / "www", folder / "control")
         made.publish(FIRST_MODEL)
         yield made
         server.communicate(timeout=20)

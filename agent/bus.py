@@ -21,7 +21,7 @@ from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus
 
 from agent.callers import Gate
 from agent.change.record import ChangeRecord, Outcome, Phase
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, OperationError, printable
 from agent.plan import ChangeKind
 from agent.requests import Ask, Changes
 
@@ -198,7 +198,7 @@ class Manager(ServiceInterface):
             unknown = sorted(set(values) - {"dry_run", "requested_by", "await_host"})
             if unknown:
                 raise OperationError(ErrorCode.USAGE, f"cannot use option {unknown[0]}: this agent does not know it")
-            asked_by = str(values.get("requested_by", ""))[:64]
+            asked_by = printable(str(values.get("requested_by", ""))[:64])
             ask = Ask(
                 kind=kind,
                 requested_by=f"{who} ({asked_by})" if asked_by else who,

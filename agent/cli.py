@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, OperationError, printable
 
 EXAMPLES = """\
 examples:
@@ -146,9 +146,9 @@ def print_error(error: OperationError, *, as_json: bool) -> None:
         json.dump(error.as_dict(), sys.stderr)
         sys.stderr.write("\n")
         return
-    print(f"avocadoctl: {error.message}", file=sys.stderr)
+    print(f"avocadoctl: {printable(error.message)}", file=sys.stderr)
     if error.remedy:
-        print(f"  try: {error.remedy}", file=sys.stderr)
+        print(f"  try: {printable(error.remedy)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 
 MAX_DEPTH = 16
+# Objects, lists and strings: each costs many times the bytes that say it. Four thousand transfers have fewer.
+MAX_PARTS = 200_000
 MAX_NUMBER = (1 << 53) - 1
 _BOOLEAN_KEYS = frozenset({"consistent_snapshot", "terminating"})
 _TARGET_NAME = re.compile(r"\A[a-z0-9][a-z0-9.-]{0,127}\Z")
@@ -32,7 +34,9 @@ def read_strictly(data: bytes, name: str, *, booleans: frozenset[str] | None = _
     deepest = 0
     try:
         text = data.decode("utf-8")
-        for match in _STRUCTURE.finditer(text):
+        for number, match in enumerate(_STRUCTURE.finditer(text)):
+            if number > MAX_PARTS:
+                raise _invalid(name, f"it has more than {MAX_PARTS} parts")
             symbol = match[0]
             if symbol in "[{":
                 depth += 1

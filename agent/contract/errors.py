@@ -203,6 +203,11 @@ class OperationError(Exception):
         return cls(code, str(fields.get("message", "")), str(fields.get("remedy", "")), dict(fields.get("facts") or {}))
 
 
+def printable(text: str) -> str:
+    """The text with whatever would move a terminal's cursor, or reorder a line, spelt out: others had a hand in it."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+
+
 def dbus_name(code: ErrorCode) -> str:
     """`change-running` -> `org.avocado.Error.ChangeRunning`."""
     return DBUS_PREFIX + "".join(word.capitalize() for word in code.value.split("-"))

@@ -1,6 +1,7 @@
 """What a person sees while something long runs: one moving line on a terminal, plain lines elsewhere.
 
-Everything here goes to stderr, so that stdout holds the result and nothing else.
+Everything here goes to stderr, so that stdout holds the result and nothing else. What a board says of itself is among
+the words, so none of them reaches the terminal as more than a word.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from typing import TextIO
+
+from agent.contract.errors import printable
 
 _WIDTH = 24
 _EVERY_S = 0.1
@@ -27,7 +30,7 @@ class Report:
         """A line that stays."""
         self.clear()
         if not self._quiet:
-            print(text, file=self._stream, flush=True)
+            print(printable(text), file=self._stream, flush=True)
 
     def show(self, text: str, done: int = 0, total: int = 0) -> None:
         """A line that the next one overwrites, with a bar when `total` is known. Nothing off a terminal."""
@@ -40,7 +43,7 @@ class Report:
         if total > 0:
             filled = min(_WIDTH, _WIDTH * done // total)
             bar = f" [{'#' * filled}{'.' * (_WIDTH - filled)}] {megabytes(done)} of {megabytes(total)}"
-        self._stream.write(f"\r\x1b[K{text}{bar}")
+        self._stream.write(f"\r\x1b[K{printable(text)}{bar}")
         self._stream.flush()
 
     def clear(self) -> None:

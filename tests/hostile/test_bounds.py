@@ -11,6 +11,7 @@ from agent import tuf_client
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.key_changes import rotate
 from agent.signed_json import read_strictly
+from agent.trust_state import MAX_METADATA_BYTES
 from tests.hostile.board import PUBLISHED, Stage, image, refused
 from tests.hostile.server import Handler, Server
 
@@ -43,6 +44,30 @@ def test_reading_costs_a_small_multiple_of_the_document(name: str) -> None:
         tracemalloc.stop()
     assert peak < 40 * len(data)
     assert took < 20  # tracing memory makes it slower by far
+
+
+MOST = MAX_METADATA_BYTES
+SMALL_PARTS = {
+    "empty objects": b"[" + b",".join([b"{}"] * (MOST // 3)) + b"]",
+    "short lists": b"[" + b",".join([b"[0]"] * (MOST // 4)) + b"]",
+    "short strings": b'["' + b'","'.join([b"ab"] * (MOST // 5)) + b'"]',
+}
+
+
+@pytest.mark.parametrize("name", SMALL_PARTS)
+def test_many_small_parts_are_refused_before_they_are_made(name: str) -> None:
+    """The online key names the length of the targets, and what comes is read before its signature is looked at."""
+    tracemalloc.start()
+    try:
+        error = refused(lambda: read_strictly(SMALL_PARTS[name], "targets.json"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (error.code, error.message) == (
+        ErrorCode.METADATA_MALFORMED,
+        "cannot trust targets.json: it has more than 200000 parts",
+    )
+    assert peak < 2 * MOST
 
 
 def test_all_metadata_together_has_one_deadline(stage: Stage, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,13 @@ def test_an_error_is_two_lines_for_people_and_four_fields_for_machines(
     assert set(json.loads(printed.err)) == {"code", "message", "remedy", "facts"}
 
 
+def test_what_others_wrote_into_a_message_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.print_error(
+        OperationError(ErrorCode.INTERNAL, "cannot \x1b[2J\r\u009b1A\u202e do it", "Say \x07 it."), as_json=False
+    )
+    assert capsys.readouterr().err == ("avocadoctl: cannot \\x1b[2J\\r\\x9b1A\\u202e do it\n  try: Say \\x07 it.\n")
+
+
 def test_ext_list_and_runtime_list_read_the_same_document(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run_dir / "status.json", document())
     assert cli.main(["ext", "list", "-o", "json"]) == 0

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.inference import rig as rigs
-from tests.inference.simnpu import ROOT
-from tests.networks import small_model
 
 
 @pytest.fixture
@@ -23,9 +21,9 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rigs.Rig:
 @pytest.fixture(scope="session")
 def library() -> Path:
     """The simulated NPU, built anew when its source changed."""
-    folder = ROOT / "build" / "simnpu"
+    folder = rigs.ROOT / "build" / "simnpu"
     done = subprocess.run(
-        ["make", "-C", str(ROOT / "tests" / "simnpu"), f"OUT={folder}"], capture_output=True, text=True, timeout=50
+        ["make", "-C", str(rigs.ROOT / "tests" / "simnpu"), f"OUT={folder}"], capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, done.stderr
     return folder / "libsimnpu.so"
@@ -35,5 +33,8 @@ def library() -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small INT8 network of every operator the simulated NPU can have to do with."""
     path = tmp_path_factory.mktemp("simnpu") / "small.tflite"
+    # Imported here: the suite also runs on a runtime that cannot write models.
+    from tests.networks import small_model
+
     path.write_bytes(small_model())
     return path

@@ -77,7 +77,10 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_index(kind: Kind, path: Path) -> bool:
-    return kind is Kind.SYSEXT and path.name == MODULE_INDEX_LINK and path.is_symlink()
+    if kind is not Kind.SYSEXT or path.name != MODULE_INDEX_LINK or not path.is_symlink():
+        return False
+    folder, image = path.readlink().parent, path.readlink().name
+    return str(folder) == "../../../images" and _IMAGE.fullmatch(image) is not None
 
 
 def _is_scanned(path: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -83,7 +84,11 @@ class _Return:
 
     def ended(self, *, lost: bool) -> int:
         """The number of the change that waited, or 0. One whose connection was lost may wait still."""
-        if self._thread is not None and lost:
+        if self._thread is not None and lost and self._thread.is_alive():
+            print(
+                f"the connection to {self._host} was lost; trying to come back to change {self._number}",
+                file=sys.stderr,
+            )
             self._thread.join(_LOST_FOR_S)
         self._over.set()
         return self._number

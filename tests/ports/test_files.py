@@ -167,6 +167,32 @@ def test_staging_again_repairs_what_was_changed_by_hand_and_half_staged_runtimes
     assert not half.exists()
 
 
+def test_the_module_index_is_a_link_over_the_others_and_follows_the_base(tmp_path: Path) -> None:
+    runtimes = FileRuntimes(tmp_path)
+    wanted = manifest(ONE, MODEL)
+    folder = runtimes.stage(wanted, MODEL.image_id) / "sysext"
+    assert sorted(path.name for path in folder.iterdir()) == ["99-pose-model.raw", "99-zz-module-index.raw"]
+    assert str((folder / "99-zz-module-index.raw").readlink()) == f"../../../images/{MODEL.image_id}.raw"
+    assert runtimes.module_index(ONE) == MODEL.image_id
+    runtimes.activate(ONE, None)
+    # The base has another kernel now, and then none: even the active runtime's is replaced, by one rename.
+    runtimes.stage(wanted, CONFIG.image_id)
+    assert runtimes.module_index(ONE) == CONFIG.image_id
+    runtimes.stage(wanted)
+    assert runtimes.module_index(ONE) is None
+    assert [path.name for path in folder.iterdir()] == ["99-pose-model.raw"]
+    runtimes.stage(wanted, CONFIG.image_id)
+    (folder / "99-zz-module-index.raw").unlink()
+    (folder / "99-zz-module-index.raw").symlink_to("/elsewhere.raw")
+    assert runtimes.module_index(ONE) is None
+
+
+@pytest.mark.parametrize("name", ["zz-module-index", "zzz"])
+def test_no_extension_is_called_so_that_it_would_lie_over_the_module_index(name: str) -> None:
+    with pytest.raises(ValueError, match="must sort before zz-module-index"):
+        manifest(ONE, extension(name, b"x"))
+
+
 def test_another_manifest_under_the_id_of_the_active_runtime_is_refused(tmp_path: Path) -> None:
     runtimes = FileRuntimes(tmp_path)
     runtimes.stage(manifest(ONE, MODEL))

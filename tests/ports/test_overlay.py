@@ -16,8 +16,8 @@ import pytest
 
 from agent.contract import errors, release
 from agent.ports import child, image_child, mounts, overlay_child
-from agent.ports.overlay_merged import MergedReader, linked_images, parse_status
-from agent.ports.protocols import Kind
+from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions, parse_status
+from agent.ports.protocols import Kind, MergedSet
 
 IMAGE = "4ed17979-6ec5-54c0-88d7-28bb04460ec6"
 
@@ -120,3 +120,14 @@ def test_when_the_link_is_younger_than_the_overlay_nobody_knows_the_images(state
     later = time.time_ns() + 60_000_000_000
     os.utime(state / "active", ns=(later, later), follow_symlinks=False)
     assert MergedReader(state).read().images == {Kind.CONFEXT: {}}
+
+
+def test_the_boards_own_module_index_is_no_extension() -> None:
+    merged = MergedSet(
+        {Kind.SYSEXT: ("95-pose", "99-zz-module-index"), Kind.CONFEXT: ()},
+        {Kind.SYSEXT: "2026-12-01T00:00:00Z"},
+        {Kind.SYSEXT: {"95-pose": "a", "99-zz-module-index": "b"}},
+    )
+    assert of_extensions(merged) == MergedSet(
+        {Kind.SYSEXT: ("95-pose",), Kind.CONFEXT: ()}, merged.since, {Kind.SYSEXT: {"95-pose": "a"}}
+    )

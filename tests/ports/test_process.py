@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.process import Started, run, run_checked
+from agent.ports.process import Started, pass_through, run, run_checked
 
 
 def test_both_streams_and_the_status_come_back() -> None:
@@ -69,3 +69,15 @@ def test_a_program_started_ahead_waits_for_its_input_and_can_be_ended_unasked() 
     unasked.end()
     assert not unasked.is_waiting
     unasked.end()
+
+
+def test_a_program_on_the_caller_s_terminal_may_be_heard_and_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[bytes] = []
+    line = ["sh", "-c", "echo out; echo one >&2; echo two >&2; exit 7"]
+    assert pass_through(line, heard.append) == 7
+    assert heard == [b"one\n", b"two\n"]
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("out\n", "one\ntwo\n")
+    with pytest.raises(OperationError) as caught:
+        pass_through(["no-such-program"], heard.append)
+    assert caught.value.code is ErrorCode.TOOL_MISSING

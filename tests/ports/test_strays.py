@@ -62,6 +62,15 @@ def test_a_file_beside_the_links_is_worse_when_systemd_scans_for_it(state: Path)
     }
 
 
+def test_the_module_index_is_the_agents_own_where_it_is_a_link_to_an_image(state: Path) -> None:
+    link = state / "runtimes" / R1.id / "sysext/99-zz-module-index.raw"
+    link.symlink_to(f"../../../images/{R1.extensions[0].image_id}.raw")
+    assert found(state) == {}
+    link.unlink()
+    link.symlink_to("/root/x.raw")
+    assert found(state) == {str(link): "stray-image"}
+
+
 def test_a_link_that_was_changed_or_removed_is_told_with_the_command_that_mends_it(state: Path) -> None:
     links = state / "runtimes" / R1.id / "sysext"
     link = links / "98-pose-model.raw"

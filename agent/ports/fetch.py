@@ -300,7 +300,7 @@ def _endpoint(
     address = (host, port or (443 if secure else 80))
 
     def connect() -> http.client.HTTPConnection:
-        sock = socket.create_connection(address, limits.connect_s)
+        sock = _tcp_socket(address, limits.connect_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if secure:
             # The timeout bounds the whole handshake, not one read of it.
@@ -308,6 +308,28 @@ def _endpoint(
         return _connected(parts.netloc, sock, limits)
 
     return connect, parts.path.rstrip("/"), f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _tcp_socket(address: tuple[str, int], limit_s: float) -> socket.socket:
+    """A connection to the first address that takes one. A name may stand for thousands, whoever answers for it."""
+    until = time.monotonic() + limit_s
+    failure: OSError = TimeoutError()
+    for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            break
+        sock = socket.socket(family, kind, protocol)
+        # Half of what is left: a dead address leaves time for the next one, and all together end in time.
+        sock.settimeout(left_s / 2)
+        try:
+            sock.connect(where)
+        except OSError as cause:
+            failure = cause
+            sock.close()
+        else:
+            sock.settimeout(limit_s)
+            return sock
+    raise failure
 
 
 def _connected(netloc: str, sock: socket.socket, limits: Limits) -> http.client.HTTPConnection:

@@ -5,7 +5,10 @@ What a server can do instead of answering is in cases/servers.py.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,49 @@ def test_nobody_listening_is_said(stage: Stage) -> None:
         "cannot fetch http://127.0.0.1:1/metadata/2.root.json: Connection refused",
         CONNECTION,
     )
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port that answers no connection any more: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def of_many_addresses(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
+    """Every name stands for these ports of this machine, in this order."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_name_of_a_thousand_dead_addresses_takes_the_time_of_one(
+    stage: Stage, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.publish(image(0))
+    of_many_addresses(monkeypatch, *[silent] * 1000)
+    began = time.monotonic()
+    error = refused(stage.source("http://many.invalid").manifest)
+    assert time.monotonic() - began < 3 * QUICK.connect_s
+    assert (error.code, error.message, error.remedy) == (
+        ErrorCode.FETCH_TIMEOUT,
+        "cannot fetch http://many.invalid/metadata/2.root.json: the server does not answer",
+        CONNECTION,
+    )
+
+
+def test_a_dead_address_leaves_time_for_the_next_one(
+    stage: Stage, server: Server, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.publish(image(0))
+    of_many_addresses(monkeypatch, silent, int(server.url.rpartition(":")[2]))
+    assert stage.source("http://two.invalid").manifest().target == "virtual"
 
 
 def test_proxies_from_the_environment_are_ignored(

@@ -20,6 +20,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,7 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
         if entry is None:
             raise untrusted("it offers no manifest", ErrorCode.REPOSITORY_INCOMPLETE)
         manifest = _fetch_manifest(fetcher, entry)
-        _judge(manifest, trust, documents["timestamp"]["signed"]["expires"])
+        _judge(manifest, trust, _first_expiry(documents))
         found = replace(found, built_at=max(seen.built_at, manifest.built_at))
         # The record before the cache: after a power cut between them the cache is older, never the record.
         keep_seen(trust.folder, found, trust.write)
@@ -223,7 +224,12 @@ def _fetch_manifest(fetcher: Fetcher, entry: dict[str, Any]) -> Manifest:
     return parse_manifest(data)
 
 
-def _judge(manifest: Manifest, trust: Trust, expires: str) -> None:
+def _first_expiry(documents: Documents) -> datetime:
+    """When the first of the signatures ends, the root's included: nothing signed now was built after that."""
+    return min(parse_time(documents[role]["signed"]["expires"]) for role in ROLES)
+
+
+def _judge(manifest: Manifest, trust: Trust, expires: datetime) -> None:
     """Whether a signed manifest is for this board, now."""
     if (manifest.target, manifest.arch) != (trust.target, trust.arch):
         raise OperationError(
@@ -232,7 +238,8 @@ def _judge(manifest: Manifest, trust: Trust, expires: str) -> None:
             f"({manifest.arch}), this board is {trust.target} ({trust.arch})",
             f"Deploy with --target {trust.target}.",
         )
-    if manifest.built_at > expires:
+    # It becomes the floor of time: from a publisher's clock in 2100, it would lock this board out for good.
+    if parse_time(manifest.built_at) > expires:
         raise untrusted(f"its manifest says it was built at {manifest.built_at}, after its signatures expire")
     active = trust.active()
     if active and active.id != manifest.id and manifest.built_at < active.built_at and not manifest.allow_downgrade:

@@ -116,8 +116,14 @@ class Manifest(_Part):
 
 
 def parse_time(text: str) -> datetime:
-    """An RFC 3339 time in UTC such as `2026-11-30T22:10:00Z`. Raises ValueError for anything else."""
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    """An RFC 3339 time in UTC such as `2026-11-30T22:10:00Z`. Raises ValueError for anything else.
+
+    One spelling only, since times are compared as they are written: `2026-9-1` would come after `2026-11-30`.
+    """
+    moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    if format_time(moment) != text:
+        raise ValueError(f"time {text!a} is not written as {format_time(moment)}")
+    return moment
 
 
 def format_time(moment: datetime) -> str:

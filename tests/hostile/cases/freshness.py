@@ -84,6 +84,12 @@ def built_in_the_future(stage: Stage) -> None:
     manifest_replaced(b"2026-11-09T00", b"2099-11-09T00")(stage)
 
 
+def publisher_in_2100(stage: Stage) -> None:
+    """A host whose clock is wrong signs everything anew, but for the root, which it cannot."""
+    shutil.rmtree(stage.repository)
+    stage.publish(image(0), at=datetime(2100, 1, 1, 12, tzinfo=UTC), built_at="2100-01-01T12:00:00Z")
+
+
 def drop_targets(stage: Stage) -> None:
     stage.publish(image(1), at=later(1), built_at=NEWER_BUILD)
     stage.edit("snapshot", lambda signed: signed.update(meta={"x.json": signed["meta"]["targets.json"]}))
@@ -182,5 +188,24 @@ CASES = {
         code=ErrorCode.METADATA_INVALID,
         message="cannot trust the repository: its manifest says it was built at 2099-11-09T00:00:00Z, after its "
         "signatures expire",
+    ),
+    "publisher's clock in 2100": Case(
+        by="accident", attack=publisher_in_2100,
+        code=ErrorCode.METADATA_INVALID,
+        message="cannot trust the repository: its manifest says it was built at 2100-01-01T12:00:00Z, after its "
+        "signatures expire",
+    ),
+    "expiry in another spelling": Case(
+        by="online thief", clause="4.3",
+        attack=edited("timestamp", lambda signed: signed.update(expires="2026-11-8T12:00:00Z")),
+        code=ErrorCode.SIGNATURE_INVALID,
+        message="cannot trust the repository: timestamp was signed by 0/1 keys",
+        remedy="Publish with the keys this board was provisioned with.",
+    ),
+    "time of building in another spelling": Case(
+        by="release thief", attack=manifest_replaced(b"2026-11-01T10", b"2026-9-01T10"),
+        code=ErrorCode.BAD_MANIFEST, remedy="",
+        message="cannot read the manifest: document: Value error, time '2026-9-01T10:00:00Z' is not written as "
+        "2026-09-01T10:00:00Z",
     ),
 }  # fmt: skip

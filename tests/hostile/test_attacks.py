@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_every_refusal_of_the_error_table_has_an_attack_that_meets_it() -> None:
     elsewhere = {ErrorCode.TRUST_STATE_DAMAGED, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NO_SPACE}
     named = {code for code in ErrorCode if code.value.startswith(("metadata", "fetch", "delta", "root", "repository"))}
     assert named - elsewhere <= met
+
+
+def test_whoever_attacks_is_one_of_whom_the_threat_model_names() -> None:
+    named = set(re.findall(r"^\| \*\*([a-z ]+)\*\* \|", (ROOT / "docs/threat-model.md").read_text(), re.MULTILINE))
+    assert {case.by for cases in FAMILIES.values() for case in cases.values()} <= named
+
+
+def test_every_attack_the_threat_model_names_is_carried_out() -> None:
+    """A name in italics stands alone, for an attack, or after the test file that shows it."""
+    rows = [row for row in (ROOT / "docs/threat-model.md").read_text().splitlines() if row.count("|") == 4]
+    cells = [row.split("|")[3] for row in rows]
+    parts = [part.strip() for cell in cells for part in cell.split(";")]
+    named = {name for part in parts if part.startswith("*") for name in re.findall(r"\*((?:[^*\\]|\\\*)+)\*", part)}
+    assert {name.replace("\\*", "*") for name in named} - {name for _, name in NAMED} == set()
 
 
 def test_every_clause_of_the_client_s_workflow_has_a_case() -> None:

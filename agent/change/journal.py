@@ -24,7 +24,7 @@ _NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The records in one folder. `write_durably` replaces a file's content or leaves the old one."""
+    """The records in one folder. `write_durably` replaces a file's content or leaves the old one, folder and all."""
 
     folder: Path
     write_durably: Callable[[Path, bytes], None]
@@ -42,7 +42,6 @@ class Journal:
 
     def save(self, record: ChangeRecord) -> None:
         """The record is on disk when this returns."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.write_durably(self._path(record.number), record.as_bytes())
 
     def load(self, number: int) -> ChangeRecord:

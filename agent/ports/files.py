@@ -41,6 +41,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace the file's content so that a power cut leaves the old content or the new one. Raises `no-space`."""
     temporary = path.with_name(f".{path.name}.tmp")
     with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         try:
             os.fchmod(descriptor, mode)
@@ -138,8 +139,10 @@ class FileStore:
 
     def part(self, image_id: str) -> Path:
         """Where an image is assembled before it is complete."""
-        self._images.mkdir(parents=True, exist_ok=True)
-        return self._images / f"{_checked_id(image_id)}.part"
+        part = self._images / f"{_checked_id(image_id)}.part"
+        with _disk_errors(part):
+            self._images.mkdir(parents=True, exist_ok=True)
+        return part
 
     def finish_image(self, extension: Extension) -> Path:
         """The part is synced, read back, hashed and renamed into place. Raises `hash-mismatch`."""

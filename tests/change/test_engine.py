@@ -18,6 +18,7 @@ from agent.change.steps.stop_services import all_of
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.plan import ChangeKind, Wanted
+from agent.ports.files import write_durably
 from tests.change.fakes import FakeClock, World, engine_on, plan_on
 from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, R3, board, deploy, watched
@@ -345,7 +346,7 @@ def test_keys_of_a_later_version_are_ignored_and_a_newer_schema_is_refused() -> 
 
 @pytest.fixture
 def journal(tmp_path) -> Journal:
-    return Journal(tmp_path / "changes", lambda path, data: path.write_bytes(data) and None)
+    return Journal(tmp_path / "changes", write_durably)
 
 
 def test_numbers_only_grow_and_strangers_are_left_alone(journal: Journal) -> None:

@@ -85,6 +85,21 @@ def test_a_durable_write_that_fails_leaves_the_old_content(tmp_path: Path, monke
     assert path.read_bytes() == b"old"
 
 
+def test_a_folder_that_cannot_be_made_is_said_like_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: object, mode: int = 0o777) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OperationError) as caught:
+        write_durably(tmp_path / "changes/1.json", b"{}")
+    assert caught.value.code is ErrorCode.NO_SPACE
+    with pytest.raises(OperationError) as caught:
+        FileStore(tmp_path).part(ONE)
+    assert caught.value.code is ErrorCode.NO_SPACE
+
+
 def test_a_durable_write_does_not_follow_a_link_left_at_its_temporary_name(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".7.json.tmp").symlink_to("precious")

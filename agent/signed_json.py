@@ -2,7 +2,7 @@
 
 The bytes that were signed and the values that are used must not come from two readings. Refused, with the place in the
 document: repeated keys, fractions, booleans where no boolean belongs, numbers no other reader holds exactly, text that
-is not UTF-8 or is an unpaired surrogate, deep nesting, bytes before or after. Of TUF metadata two more things are
+is not UTF-8 or is an unpaired surrogate, null, deep nesting, bytes before or after. Of TUF metadata two more things are
 checked, which its library does not: a target's name is one that cannot become a path or a terminal's escape, and a role
 does not list one key under two ids. Raises `metadata-malformed`, `duplicate-member`, `name-refused`,
 `key-counted-twice`, or `metadata-mixed` for another role's document.
@@ -155,6 +155,9 @@ def _walk(value: Any, name: str, where: str, booleans: frozenset[str] | None) ->
             _walk(item, name, f"{where}[{index}]", booleans)
     elif isinstance(value, str):
         _check_text(value, name, where)
+    elif value is None and booleans is not None:
+        # python-tuf reads it as the value it would have chosen: null is another spelling of version 1.
+        raise _invalid(name, f"{_plain(where)} is null")
 
 
 def _check_text(text: str, name: str, where: str) -> None:

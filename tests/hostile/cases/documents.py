@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,14 @@ def in_utf16(stage: Stage) -> None:
     stage.put("timestamp", stage.path_of("timestamp").read_bytes().decode().encode("utf-16-le"))
 
 
+def root_of_no_version(stage: Stage) -> None:
+    """The first root again, where the second belongs: python-tuf takes null for version 1, so the signature holds."""
+    metadata = stage.repository / "metadata"
+    root = json.loads((metadata / "1.root.json").read_bytes())
+    root["signed"]["version"] = None
+    (metadata / "2.root.json").write_text(json.dumps(root))
+
+
 def unread(why: str, file: str = "timestamp.json") -> str:
     return f"cannot trust {file}: {why}"
 
@@ -66,6 +75,10 @@ CASES = {
     "version is true": Case(
         by="online thief", attack=edited("timestamp", lambda signed: signed.update(version=True)),
         code=MALFORMED, message=unread("signed.version is true or false where neither belongs"),
+    ),
+    "version is null": Case(
+        by="mirror", clause="5.3.5", attack=root_of_no_version,
+        code=MALFORMED, message=unread("signed.version is null", "2.root.json"),
     ),
     "version is 10**30": Case(
         by="online thief", attack=edited("timestamp", lambda signed: signed.update(version=10**30)),

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import select
-import shutil
 import signal
 import tempfile
 import time
@@ -23,6 +22,7 @@ from dbus_fast.auth import AuthExternal
 
 from inference.bus import NAME, PATH
 from tests.bus.private_bus import private_bus
+from tests.device.host import find_program
 from tests.inference.browser import open_page
 from tests.inference.serving import ROOT, WATCHDOG_S, Service, serving, write_pictures
 
@@ -218,9 +218,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.timeout(600)  # the first run on a machine installs the browser
 def test_the_page_shows_who_answers_and_complains_about_nothing(service: Service, tmp_path: Path) -> None:
-    if shutil.which("chromium") is None:
-        pytest.skip("chromium is not installed")
+    if find_program("chromium", "chromium") is None:
+        pytest.skip("chromium is not installed, and could not be: apt-get install chromium")
 
     async def scenario() -> None:
         badge = "document.getElementById('backend').textContent"

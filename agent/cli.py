@@ -8,8 +8,10 @@ what to type next, and an exit status from the error table.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -74,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.host and VERBS[typed].on_board:
             return _run_there(args, words)
-        status: int = args.run(args)
+        try:
+            status: int = args.run(args)
+        finally:
+            _deliver()
     except OperationError as error:
         print_error(error, as_json=args.output == "json")
         return error.exit_status
@@ -84,6 +89,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return status
+
+
+def _deliver() -> None:
+    """What was printed has arrived: nobody may take a success for one whose document is lost."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as cause:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        code = ErrorCode.NO_SPACE if cause.errno == errno.ENOSPC else ErrorCode.INTERNAL
+        raise OperationError(
+            code, f"cannot write to standard output: {cause.strerror}", "Send it somewhere else; the rest is done."
+        ) from cause
 
 
 def _global_options(*, add_help: bool) -> argparse.ArgumentParser:

@@ -10,10 +10,12 @@ bytes agrees.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,19 +23,19 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.delta import zstd
 from agent.delta.format import (
     HEADER_BYTES,
-    TRAILER_BYTES,
+    REFUSED,
     DeltaInfo,
     Op,
     OpKind,
     invalid,
     next_cursor,
     parse_header,
-    parse_trailer,
     read_op,
 )
 from agent.delta.stream import PIECE_BYTES, Reader, file_sha256
 
 Progress = Callable[[int, int], None]
+ReadBase = Callable[[int, int], bytes]  # the base's bytes at an offset, exactly so many
 
 _ADD_BYTES = 64 * 1024
 # A checkpoint costs one small file; this often is enough to lose little and write little.
@@ -79,10 +81,10 @@ def apply_delta(
     reader = Reader(chunks, offset=resume.delta_offset, crc=resume.crc) if resume else Reader(chunks)
     try:
         info = resume.info if resume else parse_header(reader.take(HEADER_BYTES))
-        with _open_base(base, info, base_sha256) as old, _open_part(part, resume) as new:
+        with _open_base(base, info, base_sha256) as read_base, _open_part(part, resume) as new:
             output = _Output(new, info, progress)
             cursor = output.restore(resume) if resume else 0
-            _run(reader, old, output, cursor, on_checkpoint)
+            _run(reader, read_base, output, cursor, on_checkpoint)
             new.flush()
             os.fsync(new.fileno())
     except OperationError as error:
@@ -94,7 +96,7 @@ def apply_delta(
 
 def _run(
     reader: Reader,
-    old: BinaryIO | None,
+    read_base: ReadBase,
     output: _Output,
     cursor: int,
     on_checkpoint: Callable[[Checkpoint], None] | None,
@@ -104,7 +106,7 @@ def _run(
         op = read_op(reader.take, output.info, cursor, output.produced)
         if op.kind is OpKind.END:
             break
-        for piece in _pieces(op, reader, old):
+        for piece in decode(op, reader.take(op.payload_bytes), read_base):
             output.write(piece)
         cursor = next_cursor(op, cursor)
         if on_checkpoint and output.produced - mark >= CHECKPOINT_BYTES:
@@ -113,51 +115,31 @@ def _run(
             on_checkpoint(
                 Checkpoint(output.info, reader.offset, mark, cursor, reader.crc, output.digest.copy().hexdigest())
             )
-    crc = reader.crc
-    if parse_trailer(reader.take(TRAILER_BYTES)) != crc:
-        raise invalid("its checksum does not match its bytes")
-    if not reader.at_end():
-        raise invalid("bytes follow its end")
+    reader.finish()
     if output.digest.hexdigest() != output.info.result_sha256:
         raise OperationError(
             ErrorCode.DELTA_WRONG_RESULT,
-            "cannot apply the delta: the result's hash is not the one the header promises",
+            f"{REFUSED}: the result's hash is not the one the header promises",
         )
 
 
-def _pieces(op: Op, reader: Reader, old: BinaryIO | None) -> Iterator[bytes]:
+def decode(op: Op, payload: bytes, read_base: ReadBase) -> Iterator[bytes]:
+    """What an operation makes, in pieces. Raises `delta-invalid`."""
     if op.kind is OpKind.COPY:
-        assert old is not None  # noqa: S101 (read_op admits no COPY from an empty base)
-        old.seek(op.offset)
-        left = op.length
-        while left:
-            piece = _exactly(old, min(left, PIECE_BYTES))
-            left -= len(piece)
-            yield piece
+        for at in range(op.offset, op.offset + op.length, PIECE_BYTES):
+            yield read_base(at, min(PIECE_BYTES, op.offset + op.length - at))
         return
-    payload = reader.take(op.payload_bytes)
-    window = b""
-    if op.kind is OpKind.PREFIX and old is not None:
-        old.seek(op.offset)
-        window = _exactly(old, op.window_bytes)
+    window = read_base(op.offset, op.window_bytes) if op.kind is OpKind.PREFIX else b""
     try:
         data = zstd.decompress(payload, op.length, window)
     except zstd.ZstdError as cause:
         raise invalid(f"a segment does not decompress: {cause}") from cause
-    if op.kind is OpKind.ADD and old is not None:
-        old.seek(op.offset)
+    if op.kind is OpKind.ADD:
         for start in range(0, op.length, _ADD_BYTES):
             piece = data[start : start + _ADD_BYTES]
-            yield add_bytes(piece, _exactly(old, len(piece)))
+            yield add_bytes(piece, read_base(op.offset + start, len(piece)))
         return
     yield data
-
-
-def _exactly(old: BinaryIO, count: int) -> bytes:
-    data = old.read(count)
-    if len(data) != count:
-        raise OperationError(ErrorCode.DELTA_WRONG_BASE, "cannot apply the delta: the base became shorter meanwhile")
-    return data
 
 
 _LOW = {_ADD_BYTES: int.from_bytes(b"\x7f" * _ADD_BYTES, "little")}
@@ -174,25 +156,41 @@ def add_bytes(left: bytes, right: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _open_base(base: Path | None, info: DeltaInfo, known_sha256: str | None) -> Iterator[BinaryIO | None]:
+def _open_base(base: Path | None, info: DeltaInfo, known_sha256: str | None) -> Iterator[ReadBase]:
     if info.base_sha256 is None:
-        yield None
+        yield _no_base
         return
     remedy = "Take the full transfer instead."
     if base is None:
         raise OperationError(
-            ErrorCode.DELTA_WRONG_BASE, f"cannot apply the delta: it needs a base of sha256 {info.base_sha256}", remedy
+            ErrorCode.DELTA_WRONG_BASE, f"{REFUSED}: it needs a base of sha256 {info.base_sha256}", remedy
         )
     actual = known_sha256 or file_sha256(base)
     if actual != info.base_sha256 or base.stat().st_size != info.base_size_bytes:
         raise OperationError(
             ErrorCode.DELTA_WRONG_BASE,
-            f"cannot apply the delta: its base has sha256 {info.base_sha256}, {base.name} has {actual}",
+            f"{REFUSED}: its base has sha256 {info.base_sha256}, {base.name} has {actual}",
             remedy,
             {"wanted": info.base_sha256, "found": actual},
         )
-    with base.open("rb") as old:
-        yield old
+    with base.open("rb", buffering=0) as old:
+        yield functools.partial(_read_exactly, old)
+
+
+def _read_exactly(old: FileIO, offset: int, count: int) -> bytes:
+    try:
+        data = os.pread(old.fileno(), count, offset)
+    except OSError as cause:  # whoever has another way to the result takes it
+        raise OperationError(
+            ErrorCode.DELTA_WRONG_BASE, f"{REFUSED}: its base does not read: {cause.strerror}"
+        ) from cause
+    if len(data) != count:
+        raise OperationError(ErrorCode.DELTA_WRONG_BASE, f"{REFUSED}: the base became shorter meanwhile")
+    return data
+
+
+def _no_base(offset: int, count: int) -> bytes:
+    raise AssertionError("read_op admits nothing that reads from no base")
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def read_info(path: Path) -> DeltaInfo:
 
 
 def describe(path: Path) -> Description:
-    """Walk a delta's operations without decompressing one. Raises `delta-invalid`."""
+    """Walk a delta's operations, to its end, without decompressing one. Raises `delta-invalid`."""
     reader = Reader(file_chunks(path))
     info = parse_header(reader.take(HEADER_BYTES))
     shares = {kind.name.lower(): Share() for kind in OpKind if kind is not OpKind.END}
@@ -54,4 +54,5 @@ def describe(path: Path) -> Description:
         share.moved_bytes += op.payload_bytes
         cursor = next_cursor(op, cursor)
         produced += op.length
-    return Description(info, path.stat().st_size, shares)
+    reader.finish()
+    return Description(info, reader.offset, shares)

@@ -29,6 +29,8 @@ _TRAILER = struct.Struct("<I")
 TRAILER_BYTES = _TRAILER.size
 _HAS_BASE = 1
 _VARINT_BYTES = 9
+# How every message about a delta that is refused begins.
+REFUSED = "cannot apply the delta"
 
 
 class OpKind(IntEnum):
@@ -67,7 +69,7 @@ class Op:
 
 def invalid(why: str) -> OperationError:
     """The error for a delta that is not what this format allows."""
-    return OperationError(ErrorCode.DELTA_INVALID, f"cannot apply the delta: {why}")
+    return OperationError(ErrorCode.DELTA_INVALID, f"{REFUSED}: {why}")
 
 
 def payload_limit(length: int) -> int:
@@ -101,7 +103,7 @@ def parse_header(data: bytes) -> DeltaInfo:
     if version != FORMAT:
         raise OperationError(
             ErrorCode.NEWER_SCHEMA,
-            f"cannot apply the delta: format {version}, this agent reads format {FORMAT}",
+            f"{REFUSED}: format {version}, this agent reads format {FORMAT}",
             "Update the avocado-agent extension first.",
         )
     if flags & ~_HAS_BASE or reserved:

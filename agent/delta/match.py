@@ -8,9 +8,10 @@ strings of it are looked for in the whole old file, which finds stretches that m
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from agent.delta.source import Source
 
 BLOCK_BYTES = 4096
 _PROBE_BYTES = 48
@@ -19,7 +20,7 @@ _PROBED_GAP_BYTES = 256
 # Each probe reads the old file once; this bounds what all of them read.
 _PROBE_BUDGET_BYTES = 6 << 30
 
-Buffer = bytes | mmap.mmap
+Buffer = bytes | Source
 
 
 @dataclass(frozen=True, slots=True)

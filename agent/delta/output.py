@@ -1,7 +1,8 @@
 """A file that stands under its name complete and on disk, or not at all.
 
-What is written lies beside it under a name that nobody else has, so runs at the same time do not meet, and the last one
-to end wins. A name that stands for something else than a file, or for a file that is being read, is refused.
+What is written lies beside it under its name and a few letters that nobody else has, so runs at the same time do not
+meet, the last one to end wins, and what a killed one leaves says what it was to become. A name that stands for
+something else than a file, or for a file that is being read, is refused.
 """
 
 from __future__ import annotations
@@ -15,31 +16,43 @@ from pathlib import Path
 
 from agent.contract.errors import ErrorCode, OperationError
 
+# A name may have 255 bytes; the rest is for the dots, the letters and the suffix.
+_NAME_BYTES = 220
+_FULL = ErrorCode.NO_SPACE, "Free space on the file system of {folder}."
+_FORBIDDEN = ErrorCode.NOT_PERMITTED, "Name a file in a folder that you may write to."
+_FAILURES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: _FORBIDDEN,
+    errno.ENAMETOOLONG: (ErrorCode.USAGE, "Give it a shorter name."),
+}
+_OTHER = ErrorCode.INTERNAL, "Check the disk: journalctl -k -b -p warning"
+
 
 @contextlib.contextmanager
 def whole_file(out: Path, *inputs: Path | None) -> Iterator[Path]:
     """An empty file to write; it becomes `out` when the block ends, and is gone when the block raises.
 
-    `inputs` are what the block reads. Raises `usage`, `not-found` or `no-space`.
+    `inputs` are what the block reads. Raises `usage`, `not-found`, `not-permitted` or `no-space`.
     """
-    _refuse(out, [path for path in inputs if path is not None])
-    part = out.with_name(f".{secrets.token_hex(8)}.part")
+    begun = os.fsdecode(os.fsencode(out.name)[:_NAME_BYTES])
+    part = out.with_name(f".{begun}.{secrets.token_hex(4)}.part")
     try:
+        _refuse(out, [path for path in inputs if path is not None])
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        yield part
-        _sync(part, os.O_RDONLY)
-        part.replace(out)
-        _sync(out.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield part
+            _sync(part, os.O_RDONLY)
+            part.replace(out)
+            _sync(out.parent, os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as cause:
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OperationError(
-                ErrorCode.NO_SPACE,
-                f"cannot write {out}: {cause.strerror}",
-                f"Free space on the file system of {out.parent}.",
-            ) from cause
-        raise OperationError(ErrorCode.INTERNAL, f"cannot write {out}: {cause.strerror}") from cause
-    finally:
-        part.unlink(missing_ok=True)
+        code, remedy = _FAILURES.get(cause.errno or 0, _OTHER)
+        raise OperationError(code, f"cannot write {out}: {cause.strerror}", remedy.format(folder=out.parent)) from cause
 
 
 def _refuse(out: Path, inputs: list[Path]) -> None:

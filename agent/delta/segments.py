@@ -1,13 +1,14 @@
 """Cuts what has to be made into segments, and lines each up with the base where it may have come from.
 
 A stretch that the base holds is one segment, a copy. Changed stretches that only short copies part are made together,
-or apart with the copies between them, whichever the quick compressor finds smaller.
+or apart with the copies between them, whichever the quick compressor finds smaller. Copies that follow each other are
+one segment out of nothing where that is smaller than naming their places, as it is of zeros.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agent.delta.format import MAX_SEGMENT_BYTES
 from agent.delta.match import Buffer, Run
@@ -22,14 +23,15 @@ _OPERATION_BYTES = 8
 def cut(runs: Sequence[Run], old: Buffer, new: Buffer) -> Iterator[Segment]:
     """The whole new file as segments, in order, each with its estimated ways."""
     shift = 0
-    for group in _groups(runs):
+    for group in _with_copies_joined(_groups(runs)):
         first = group[0]
         if len(group) == 1 and first.offset is not None:
             yield copied(first.start, first.length, first.offset)
             shift = first.offset - first.start
             continue
         following = _shift_after(runs, group)
-        together = list(_estimate_gap(_span(group), old, new, _shifts(group, shift, following)))
+        shifts = () if _is_copies(group) else _shifts(group, shift, following)
+        together = list(_estimate_gap(_span(group), old, new, shifts))
         apart = list(_estimate_apart(group, old, new, shift, following))
         chosen = apart if len(group) > 1 and _cost(apart) <= _cost(together) else together
         yield from chosen
@@ -59,6 +61,25 @@ def _without_tail(group: list[Run]) -> Iterator[list[Run]]:
         yield group[-1:]
     else:
         yield group
+
+
+def _with_copies_joined(groups: Iterable[list[Run]]) -> Iterator[list[Run]]:
+    """The same groups, with copies that follow each other in one, up to a segment together."""
+    copies: list[Run] = []
+    for group in groups:
+        if copies and not (_is_copies(group) and _length(copies) + _length(group) <= MAX_SEGMENT_BYTES):
+            yield copies
+            copies = []
+        if _is_copies(group):
+            copies += group
+        else:
+            yield group
+    if copies:
+        yield copies
+
+
+def _is_copies(group: Sequence[Run]) -> bool:
+    return all(run.offset is not None for run in group)
 
 
 def _length(group: Sequence[Run]) -> int:

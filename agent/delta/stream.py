@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agent.delta.format import invalid
+from agent.contract.errors import ErrorCode, OperationError
+from agent.delta.format import TRAILER_BYTES, invalid, parse_trailer
 
 PIECE_BYTES = 256 * 1024
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A failure to read says which file."""
+    try:
+        yield
+    except OSError as cause:
+        code = ErrorCode.NOT_PERMITTED if isinstance(cause, PermissionError) else ErrorCode.INTERNAL
+        code = ErrorCode.NOT_FOUND if isinstance(cause, FileNotFoundError) else code
+        raise OperationError(code, f"cannot read {path}: {cause.strerror}", "Check that file and its disk.") from cause
+
+
 def file_chunks(path: Path, offset: int = 0, *, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """The bytes of a file in pieces of one length, the last one excepted."""
-    with path.open("rb") as source:
+    with reading(path):
+        source = path.open("rb")
+    with source:
         source.seek(offset)
-        while chunk := source.read(piece_bytes):
+        while True:
+            with reading(path):  # not around the yield: what its reader raises is its own
+                chunk = source.read(piece_bytes)
+            if not chunk:
+                return
             yield chunk
 
 
@@ -63,6 +82,10 @@ class Reader:
                 return chunk
         raise invalid("it is cut short")
 
-    def at_end(self) -> bool:
-        """Nothing follows."""
-        return self._at == len(self._held) and not any(self._chunks)
+    def finish(self) -> None:
+        """The trailer fits every byte before it, and nothing follows. Raises `delta-invalid`."""
+        crc = self.crc
+        if parse_trailer(self.take(TRAILER_BYTES)) != crc:
+            raise invalid("its checksum does not match its bytes")
+        if self._at != len(self._held) or any(self._chunks):
+            raise invalid("bytes follow its end")

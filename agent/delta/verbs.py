@@ -6,17 +6,20 @@ Data goes to standard output, progress to a terminal on standard error. The outp
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.delta.apply import apply_delta
+from agent.delta.apply import FAULTS, apply_delta
 from agent.delta.describe import describe
+from agent.delta.format import REFUSED
 from agent.delta.output import whole_file
 from agent.delta.stream import file_chunks
 
@@ -56,7 +59,7 @@ def run_create(arguments: argparse.Namespace) -> int:
     base = _base(arguments.old)
     _readable(arguments.new)
     began = time.monotonic()
-    with _Meter("create") as meter:
+    with _ended_cleanly(), _Meter("create") as meter:
         info = encode_delta(base, arguments.new, arguments.out, progress=meter)
     size = arguments.out.stat().st_size
     facts = {"out": str(arguments.out), "delta_size_bytes": size, "result_size_bytes": info.result_size_bytes}
@@ -72,7 +75,12 @@ def run_apply(arguments: argparse.Namespace) -> int:
     _readable(arguments.delta)
     out: Path = arguments.out
     began = time.monotonic()
-    with whole_file(out, base, arguments.delta) as part, _Meter("apply") as meter:
+    with (
+        _ended_cleanly(),
+        _about(arguments.delta, "apply"),
+        whole_file(out, base, arguments.delta) as part,
+        _Meter("apply") as meter,
+    ):
         info = apply_delta(base, file_chunks(arguments.delta), part, progress=meter)
     facts = {"out": str(out), "result_sha256": info.result_sha256, "result_size_bytes": info.result_size_bytes}
     _print(arguments, {**facts, "seconds": _since(began)}, f"{out}: {info.result_size_bytes:,} bytes, hash verified")
@@ -82,7 +90,8 @@ def run_apply(arguments: argparse.Namespace) -> int:
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the header and the operations by kind."""
     _readable(arguments.delta)
-    found = describe(arguments.delta)
+    with _about(arguments.delta, "read"):
+        found = describe(arguments.delta)
     info = found.info
     lines = [
         f"format   {info.format}, {found.delta_size_bytes:,} bytes",
@@ -107,8 +116,30 @@ def _base(path: Path) -> Path | None:
 
 
 def _readable(path: Path) -> None:
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if not os.access(path, os.R_OK) or not path.is_file():  # a name that is too long is not accessible
         raise OperationError(ErrorCode.NOT_FOUND, f"cannot read {path}: it is not a readable file")
+
+
+@contextlib.contextmanager
+def _about(delta: Path, verb: str) -> Iterator[None]:
+    """What is wrong with a delta names the file, and what was to be done with it."""
+    try:
+        yield
+    except OperationError as error:
+        if error.code not in FAULTS:
+            raise
+        why = error.message.removeprefix(REFUSED)
+        raise OperationError(error.code, f"cannot {verb} {delta}{why}", error.remedy, error.facts) from error
+
+
+@contextlib.contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """Whoever ends this process lets it remove what it has begun to write."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _since(began: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.delta import zstd
-from agent.delta.format import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Op, OpKind
+from agent.delta.format import MAX_SEGMENT_BYTES, MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Op, OpKind
 from agent.delta.match import Buffer
 
 Way = tuple[Op, bytes]
@@ -67,6 +67,12 @@ def estimated(start: int, data: bytes, old: Buffer, shifts: Sequence[int]) -> Se
         if 0 <= start + shift <= len(old) - len(data):
             ways.add(_add(start, data, old, shift))
     return Segment(start, sorted(ways, key=lambda way: (len(way[1]), way[0].kind, way[0].offset)))
+
+
+def quick_bytes(new: Buffer) -> int:
+    """What the quick compressor leaves of a whole file."""
+    pieces = (new[at : at + MAX_SEGMENT_BYTES] for at in range(0, len(new), MAX_SEGMENT_BYTES))
+    return sum(len(_data(piece)[1]) for piece in pieces)
 
 
 def _size(way: Way) -> int:

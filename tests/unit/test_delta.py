@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +19,7 @@ from agent.delta import zstd
 from agent.delta.apply import FAULTS, Checkpoint, add_bytes, apply_delta
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.format import HEADER_BYTES, DeltaInfo, Op, OpKind, pack_header, pack_op, pack_trailer, parse_header
+from agent.delta.match import Buffer, Run, find_runs
 from agent.delta.stream import file_chunks, file_sha256
 from agent.delta.ways import subtract_bytes
 
@@ -109,6 +112,106 @@ def test_a_delta_made_in_a_hurry_is_larger_and_makes_the_same_file(tmp_path: Pat
         assert (tmp_path / "out").read_bytes() == new.read_bytes()
         sizes[effort] = (tmp_path / "delta").stat().st_size
     assert 0.5 * sizes[Effort.QUICK] < sizes[Effort.BEST] < sizes[Effort.QUICK]
+
+
+@pytest.mark.parametrize("old_bytes", [4096, 100_000])
+def test_a_delta_of_what_compresses_better_than_copies_is_no_larger_than_the_full_transfer(
+    tmp_path: Path, old_bytes: int
+) -> None:
+    new = bytes(8 << 20)
+    full = len(round_trip(tmp_path, None, new))
+    assert len(round_trip(tmp_path, bytes(old_bytes), new)) <= full
+
+
+def test_copies_are_weighed_where_the_rest_of_the_file_is_new(tmp_path: Path) -> None:
+    part = noise(10, 500_000)
+    assert len(round_trip(tmp_path, bytes(4096) + part, part + bytes(8 << 20) + noise(11, 1000))) < 2500
+
+
+def test_a_delta_that_fragments_cost_more_than_the_base_saves_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"".join(b"line %d of many\n" % (n % 50) for n in range(60_000))
+    full = len(round_trip(tmp_path, None, text))
+    cut_up = [Run(at, 1000, None) for at in range(0, len(text) // 1000 * 1000, 1000)]
+    cut_up.append(Run(len(text) // 1000 * 1000, len(text) % 1000, None))
+    copies = [Run(run.start, run.length, run.start) if n % 2 else run for n, run in enumerate(cut_up)]
+    monkeypatch.setattr("agent.delta.encode.find_runs", lambda old, new: copies)
+    monkeypatch.setattr("agent.delta.segments._BRIDGED_COPY_BYTES", 0)
+    assert len(round_trip(tmp_path, text, text)) <= full
+
+
+class Touch:
+    """Changes a file once the encoder has come so far."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self._change = change
+        self.done = False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self.done and 0 < done < total:
+            self.done = True
+            self._change()
+
+
+def written_over(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(bytes(1_500_000))
+
+
+@pytest.mark.parametrize(("name", "code"), [("new", ErrorCode.DELTA_WRONG_RESULT), ("old", ErrorCode.DELTA_WRONG_BASE)])
+@pytest.mark.parametrize("change", [written_over, lambda path: os.truncate(path, 10)])
+def test_a_file_that_changes_while_it_is_encoded_makes_no_delta(
+    tmp_path: Path, name: str, code: ErrorCode, change: Callable[[Path], object]
+) -> None:
+    old, new = retrained(tmp_path)
+    for path in (old, new):
+        path.write_bytes(path.read_bytes() * 3)
+    touch = Touch(lambda: change(tmp_path / name))
+    with pytest.raises(OperationError) as refused:
+        encode_delta(old, new, tmp_path / "delta", progress=touch)
+    assert touch.done
+    assert (refused.value.code, refused.value.message) == (
+        code,
+        f"cannot make the delta: {tmp_path / name} changed meanwhile",
+    )
+    assert refused.value.remedy == "Make it again when nobody writes to that file."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
+def test_a_change_that_leaves_no_trace_in_the_file_s_times_makes_no_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, new = retrained(tmp_path)
+
+    def change(old: Buffer, now: Buffer) -> list[Run]:
+        times = new.stat()
+        with new.open("r+b") as file:
+            file.write(bytes(1000))
+        os.utime(new, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return find_runs(old, now)
+
+    monkeypatch.setattr("agent.delta.encode.find_runs", change)
+    with pytest.raises(OperationError) as refused:
+        encode_delta(None, new, tmp_path / "delta", effort=Effort.QUICK)
+    assert refused.value.message == "cannot make the delta: it would make another file than it was made for"
+    assert not (tmp_path / "delta").exists()
+
+
+def test_a_base_that_does_not_read_is_a_wrong_base(tmp_path: Path, sample: tuple[Path, bytes, bytes]) -> None:
+    _, _, delta = sample
+    size = parse_header(delta[:HEADER_BYTES]).base_size_bytes
+    gone = tmp_path / "base"
+    gone.write_bytes(b"")
+    with pytest.raises(OperationError) as refused, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent.delta.apply.os.pread", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        patch.setattr(Path, "stat", lambda *_, **__: SimpleNamespace(st_size=size))
+        apply_delta(gone, [delta], tmp_path / "out", base_sha256=parse_header(delta[:HEADER_BYTES]).base_sha256)
+    assert (refused.value.code, refused.value.message) == (
+        ErrorCode.DELTA_WRONG_BASE,
+        "cannot apply the delta: its base does not read: Input/output error",
+    )
 
 
 @pytest.fixture(scope="module")

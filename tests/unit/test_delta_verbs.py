@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +139,7 @@ def test_a_refused_delta_leaves_the_output_as_it_was(folder: Path, capsys: pytes
     error = delta(
         capsys, "apply", folder / "old", folder / "d", folder / "out", status=EXIT_STATUS[ErrorCode.DELTA_INVALID]
     )
-    assert error["message"] == "cannot apply the delta: it does not begin as a delta does"
+    assert error["message"] == f"cannot apply {folder / 'd'}: it does not begin as a delta does"
     assert (folder / "out").read_bytes() == b"as it was"
     assert files(folder) == ["d", "new", "old", "out"]
 
@@ -147,3 +152,100 @@ def test_the_output_s_mode_is_what_the_umask_leaves(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda data: data[:-1], "it is cut short"),
+        (lambda data: data + b"!", "bytes follow its end"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "its checksum does not match its bytes"),
+    ],
+)
+def test_what_apply_refuses_info_refuses_and_both_name_the_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes], why: str
+) -> None:
+    delta(capsys, "create", folder / "old", folder / "new", folder / "d")
+    (folder / "d").write_bytes(damage((folder / "d").read_bytes()))
+    status = EXIT_STATUS[ErrorCode.DELTA_INVALID]
+    said = [
+        delta(capsys, "info", folder / "d", status=status)["message"],
+        delta(capsys, "apply", folder / "old", folder / "d", folder / "out", status=status)["message"],
+    ]
+    assert said == [f"cannot read {folder / 'd'}: {why}", f"cannot apply {folder / 'd'}: {why}"]
+
+
+def test_a_file_that_says_a_false_size_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    length = len(Path("/proc/version").read_bytes())
+    for pair in ((folder / "old", "/proc/version"), ("/proc/version", folder / "new")):
+        error = delta(capsys, "create", *pair, folder / "d", status=EXIT_STATUS[ErrorCode.USAGE])
+        assert error["message"] == f"cannot read /proc/version: its size is 0 bytes, and {length} were read"
+        assert error["remedy"] == "Copy it first, and name the copy."
+    assert files(folder) == ["new", "old"]
+
+
+def test_an_input_that_does_not_read_is_not_taken_for_an_output(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unreadable = "/proc/self/mem"  # address 0 is nobody's
+    says = f"cannot read {unreadable}: Input/output error"
+    words: list[tuple[str | Path, ...]] = [
+        ("create", folder / "old", unreadable, folder / "out"),
+        ("apply", folder / "old", unreadable, folder / "out"),
+        ("info", unreadable),
+    ]
+    for line in words:
+        assert delta(capsys, *line, status=EXIT_STATUS[ErrorCode.INTERNAL])["message"] == says
+    assert files(folder) == ["new", "old"]
+
+
+def test_a_name_that_is_too_long_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / ("x" * 300)
+    error = delta(capsys, "create", folder / "old", folder / "new", out, status=EXIT_STATUS[ErrorCode.USAGE])
+    assert (error["message"], error["remedy"]) == (f"cannot write {out}: File name too long", "Give it a shorter name.")
+    error = delta(capsys, "info", out, status=EXIT_STATUS[ErrorCode.NOT_FOUND])
+    assert error["message"] == f"cannot read {out}: it is not a readable file"
+
+
+def test_the_longest_name_there_is_can_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    delta(capsys, "create", folder / "old", folder / "new", folder / ("\u00e9" * 127))
+
+
+def test_a_folder_that_may_not_be_written_to_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("agent.delta.output.os.open", refuse)  # root may write everywhere
+    error = delta(
+        capsys, "create", folder / "old", folder / "new", folder / "d", status=EXIT_STATUS[ErrorCode.NOT_PERMITTED]
+    )
+    assert error["message"] == f"cannot write {folder / 'd'}: Permission denied"
+    assert error["remedy"] == "Name a file in a folder that you may write to."
+
+
+def test_a_success_that_nobody_can_read_is_none(folder: Path) -> None:
+    line = [sys.executable, "-m", "agent.cli", "delta", "create", *(str(folder / name) for name in ("old", "new", "d"))]
+    with Path("/dev/full").open("w") as full:
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, env=env)
+    assert done.returncode == EXIT_STATUS[ErrorCode.NO_SPACE]
+    assert done.stderr == (
+        "avocadoctl: cannot write to standard output: No space left on device\n"
+        "  try: Send it somewhere else; the rest is done.\n"
+    )
+
+
+def test_what_is_ended_leaves_nothing_and_what_is_killed_says_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "new").write_bytes(b"".join(b"%x\n" % (n * n) for n in range(2_000_000)))
+    line = [sys.executable, "-m", "agent.cli", "delta", "create", "-", str(tmp_path / "new"), str(tmp_path / "d")]
+    for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
+        process = subprocess.Popen(line)
+        begun = time.monotonic()
+        while not list(tmp_path.glob(".d.*.part")) and time.monotonic() < begun + 20:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.wait(40)
+        assert len(list(tmp_path.glob(".d.*.part"))) == left
+    assert not (tmp_path / "d").exists()

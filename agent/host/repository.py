@@ -2,7 +2,8 @@
 
 `metadata/` and `targets/` follow TUF with consistent snapshots: every file but `timestamp.json` is named for its
 version or its hash and never changes. New files are written first and `timestamp.json` is renamed last, so whoever
-reads the folder at any moment sees one whole repository. One repository serves one target board.
+reads the folder at any moment sees one whole repository. One process at a time writes it (`.lock`): what nothing names
+is removed, and what another one has not signed yet would be. One repository serves one target board.
 
 Versions are seconds since the epoch, and always above the last one: a repository that was deleted and made again, or a
 second developer's, is still newer than what a board has seen.
@@ -32,6 +33,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest, image_id, manifest_bytes, parse_manifest, parse_time
 from agent.delta.encode import Effort
 from agent.delta.stream import file_sha256
+from agent.host.alone import alone
 from agent.host.keys import Keys
 from agent.host.transfers import Progress, TransferCache, hashed_name, is_whole, make_transfer
 
@@ -85,60 +87,76 @@ def publish(
     `images`: the file of each image, by id. `bases`: per image id the older images to make deltas from. `only`: the
     ids that need a transfer at all (None: every one). `spare_effort`: what a full transfer is worth that a delta stands
     beside; deltas, and what stands alone, are made with the best. `cache`: where transfers made before are found.
-    Raises `keys`, `bad-manifest`, `wrong-target`.
+    Raises `keys`, `bad-manifest`, `wrong-target`, `change-running`.
     """
-    moment = (now or datetime.now(UTC)).replace(microsecond=0)
-    _check(folder, manifest, moment)
-    for part in ("metadata", "targets"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    offer = _Offer()
-    full_bytes: dict[str, int] = {}
-    delta_bytes: dict[str, dict[str, int]] = {}
-    known = _known_transfers(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / ".lock", f"publish into {folder}"):
+        moment = (now or datetime.now(UTC)).replace(microsecond=0)
+        _check(folder, manifest, moment)
+        for part in ("metadata", "targets"):
+            (folder / part).mkdir(exist_ok=True)
+        offer = _Offer()
+        full_bytes: dict[str, int] = {}
+        delta_bytes: dict[str, dict[str, int]] = {}
+        known = _known_transfers(folder)
 
-    def transfer(name: str, base: Path | None, image: Path, effort: Effort) -> Transfer:
-        found = known(name) if effort is spare_effort else None  # what lies here may have been made in a hurry
-        targets = folder / "targets"
-        return found or make_transfer(targets, base, image, name, effort=effort, cache=cache, progress=progress)
+        def transfer(name: str, base: Path | None, image: Path, effort: Effort) -> Transfer:
+            found = known(name) if effort is spare_effort else None  # what lies here may have been made in a hurry
+            targets = folder / "targets"
+            return found or make_transfer(targets, base, image, name, effort=effort, cache=cache, progress=progress)
 
-    for extension in manifest.extensions:
-        made = extension.image_id
-        if only is not None and made not in only:
-            continue
-        from_base = {image_id(file_sha256(base)): base for base in bases.get(made, ())}
-        deltas = {
-            base_id: transfer(delta_name(base_id, made), base, images[made], Effort.BEST)
-            for base_id, base in from_base.items()
-            if base_id != made
-        }
-        full = transfer(full_name(made), None, images[made], spare_effort if deltas else Effort.BEST)
-        # A larger delta is none: the full transfer is the better one.
-        smaller = {base_id: delta for base_id, delta in deltas.items() if delta.size_bytes < full.size_bytes}
-        for each in (full, *smaller.values()):
-            offer.add(each)
-        full_bytes[made] = full.size_bytes
-        delta_bytes[made] = {base_id: delta.size_bytes for base_id, delta in smaller.items()}
-    data = manifest_bytes(manifest)
-    sha256 = hashlib.sha256(data).hexdigest()
-    _write(folder / "targets" / hashed_name(sha256, MANIFEST_NAME), data)
-    offer.add_file(MANIFEST_NAME, len(data), sha256)
-    version, expires = _sign_all(folder, offer, keys, moment)
-    _prune(folder)
-    if cache:
-        cache.prune()
-    return Published(version, full_bytes, delta_bytes, expires)
+        for extension in manifest.extensions:
+            made = extension.image_id
+            if only is not None and made not in only:
+                continue
+            from_base = {image_id(file_sha256(base)): base for base in bases.get(made, ())}
+            deltas = {
+                base_id: transfer(delta_name(base_id, made), base, images[made], Effort.BEST)
+                for base_id, base in from_base.items()
+                if base_id != made
+            }
+            full = transfer(full_name(made), None, images[made], spare_effort if deltas else Effort.BEST)
+            # A larger delta is none: the full transfer is the better one.
+            smaller = {base_id: delta for base_id, delta in deltas.items() if delta.size_bytes < full.size_bytes}
+            for each in (full, *smaller.values()):
+                offer.add(each)
+            full_bytes[made] = full.size_bytes
+            delta_bytes[made] = {base_id: delta.size_bytes for base_id, delta in smaller.items()}
+        data = manifest_bytes(manifest)
+        sha256 = hashlib.sha256(data).hexdigest()
+        _write(folder / "targets" / hashed_name(sha256, MANIFEST_NAME), data)
+        offer.add_file(MANIFEST_NAME, len(data), sha256)
+        _check_whole(folder, offer)
+        version, expires = _sign_all(folder, offer, keys, moment)
+        _prune(folder)
+        if cache:
+            cache.prune()
+        return Published(version, full_bytes, delta_bytes, expires)
 
 
 def refresh(folder: Path, keys: Keys, *, now: datetime | None = None) -> datetime:
     """Sign snapshot and timestamp again, with the online key only; the new expiry of the timestamp."""
-    moment = (now or datetime.now(UTC)).replace(microsecond=0)
-    timestamp = _current(folder, "timestamp", Timestamp)
-    if timestamp is None:
+    if not (folder / "metadata" / "timestamp.json").exists():
         raise OperationError(
             ErrorCode.NOT_FOUND, f"cannot refresh {folder}: it is not a repository", "Publish into it first."
         )
-    targets_meta = _read(folder, f"{timestamp.signed.snapshot_meta.version}.snapshot.json", Snapshot).signed.meta
-    return _sign_online(folder, targets_meta["targets.json"], keys, moment)[1]
+    with alone(folder / ".lock", f"refresh {folder}"):
+        moment = (now or datetime.now(UTC)).replace(microsecond=0)
+        snapshot = _read(folder, "timestamp.json", Timestamp).signed.snapshot_meta
+        targets_meta = _read(folder, f"{snapshot.version}.snapshot.json", Snapshot).signed.meta["targets.json"]
+        return _sign_online(folder, targets_meta, keys, moment)[1]
+
+
+def _check_whole(folder: Path, offer: _Offer) -> None:
+    """Nothing is signed that cannot be fetched, whoever had a hand in the folder."""
+    for name, entry in offer.entries.items():
+        file = folder / "targets" / hashed_name(entry.hashes["sha256"], name)
+        if not file.is_file() or file.stat().st_size != entry.length:
+            raise OperationError(
+                ErrorCode.REPOSITORY_INCOMPLETE,
+                f"cannot sign {folder}: {file.name} is not in it any more",
+                "Publish again, and let nothing else write into that folder.",
+            )
 
 
 def _check(folder: Path, manifest: Manifest, moment: datetime) -> None:

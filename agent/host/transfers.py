@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agent.contract.delta import Transfer, chunk_bytes_for
 from agent.delta.describe import read_info
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.stream import file_chunks, file_sha256
+from agent.host.alone import alone
 
 Progress = Callable[[str, int, int], None]  # what is encoded, bytes done, of how many
 
@@ -32,19 +34,27 @@ class TransferCache:
 
     def find(self, name: str) -> Path | None:
         """The transfer of that name, if it was made before and its bytes are what they were."""
-        return next((path for path in self.folder.glob(f"*.{name}") if is_whole(path)), None)
+        return next((path for path in self.folder.glob(f"[!.]*.{name}") if is_whole(path)), None)
 
     def keep(self, name: str, file: Path) -> None:
         """Remember a finished transfer."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _link(file, self.folder / hashed_name(file_sha256(file), name))
+        kept = self.folder / hashed_name(file_sha256(file), name)
+        with self._alone():
+            _link(file, kept)
 
     def prune(self) -> None:
         """What makes an image that is no longer here goes with it."""
-        for path in self.folder.glob("*"):
-            made = path.stem.partition(".")[2].rpartition("--")[2]
-            if not (self.images / f"{made}.raw").exists():
-                path.unlink(missing_ok=True)
+        if not self.folder.is_dir():
+            return
+        with self._alone():  # what another process is just linking bears a name that makes no image
+            for path in self.folder.iterdir():
+                made = path.stem.partition(".")[2].rpartition("--")[2]
+                if not (self.images / f"{made}.raw").exists():
+                    path.unlink()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return alone(self.folder.with_suffix(".lock"), f"write into {self.folder}")
 
 
 def make_transfer(
@@ -60,9 +70,7 @@ def make_transfer(
     """The transfer of that name is in `targets`, under its content's name as well; its signed description."""
     part = targets / f".{name}.{os.getpid()}.new"
     found = cache.find(name) if cache else None
-    if found is not None:
-        _link(found, part)
-    else:
+    if found is None or not _linked(found, part):
         report = (lambda done, total: progress(name, done, total)) if progress else None
         encode_delta(base, image, part, effort=effort, progress=report)
         if cache and effort is Effort.BEST:
@@ -103,6 +111,14 @@ def describe_transfer(file: Path, name: str) -> Transfer:
         info.base_sha256,
         info.base_size_bytes,
     )
+
+
+def _linked(found: Path, part: Path) -> bool:
+    try:
+        _link(found, part)
+    except FileNotFoundError:  # another process found its image gone meanwhile
+        return False
+    return True
 
 
 def _link(source: Path, destination: Path) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent import cli
+from agent.contract.delta import Transfer
+from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import image_id
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.stream import file_sha256
-from agent.host import transfers
+from agent.host import alone, transfers
 from agent.host.image import erofs_version
-from agent.host.keys import init_keys
-from agent.host.repository import publish
+from agent.host.keys import Keys, init_keys
+from agent.host.repository import publish, refresh
+from agent.host.transfers import hashed_name
 from tests.hostile import board as hostile
 
 pytestmark = pytest.mark.skipif(shutil.which("mkfs.erofs") is None, reason="mkfs.erofs is not installed")
@@ -184,3 +192,125 @@ def test_the_manifest_records_the_tools_that_have_a_say_in_the_bytes(project: Pu
     project.change(0)
     built = project.run("build", "-C", str(project.folder))
     assert built["runtime"]["built_with"] == {"mkfs.erofs": erofs_version()}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A keys folder, and two versions of an image for each of two who publish into `repository`."""
+    init_keys(tmp_path / "keys", None, now=hostile.PUBLISHED)
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(hostile.image(1, 30_000 + number * 100))
+    return tmp_path
+
+
+def publish_mine(folder: Path) -> None:
+    offered = hostile.manifest((folder / "1").read_bytes())
+    made = offered.extensions[0].image_id
+    keys = Keys(folder / "keys")
+    publish(folder / "repository", offered, {made: folder / "1"}, {made: [folder / "0"]}, keys, now=hostile.PUBLISHED)
+
+
+@contextlib.contextmanager
+def rival(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has made a transfer into the repository and not signed it; a line lets it go on."""
+    words = [str(folder / name) for name in ("repository", "keys", "3", "2")]
+    line = [sys.executable, "-m", "tests.rival", *words]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "standing still\n"
+        yield process
+        process.communicate("go on\n", timeout=50)
+        assert process.returncode == 0
+
+
+def whole(repository: Path) -> bool:
+    """Every file that the newest targets metadata names is there, and is what it says."""
+    newest = max((repository / "metadata").glob("*.targets.json"), key=lambda path: int(path.name.partition(".")[0]))
+    entries = json.loads(newest.read_bytes())["signed"]["targets"]
+    files = [repository / "targets" / f"{entry['hashes']['sha256']}.{name}" for name, entry in entries.items()]
+    return len(files) == 3 and all(file.name.startswith(file_sha256(file)) for file in files)
+
+
+def test_who_publishes_into_a_folder_where_another_does_is_refused_after_a_while(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = shared / "repository"
+    publish_mine(shared)
+    monkeypatch.setattr(alone, "PATIENCE_S", 0.0)
+    with rival(shared) as process:
+        for verb, call in (
+            ("publish into", lambda: publish_mine(shared)),
+            ("refresh", lambda: refresh(repository, Keys(shared / "keys"))),
+        ):
+            with pytest.raises(OperationError) as refused:
+                call()
+            assert (refused.value.code, refused.value.message, refused.value.remedy) == (
+                ErrorCode.CHANGE_RUNNING,
+                f"cannot {verb} {repository}: pid {process.pid} is at it",
+                "Try again when that has ended.",
+            )
+    assert whole(repository)
+
+
+def test_two_that_publish_into_one_folder_follow_each_other(shared: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with rival(shared):
+            mine = pool.submit(publish_mine, shared)
+        mine.result(50)
+    assert whole(shared / "repository")
+
+
+def test_nothing_is_signed_that_is_gone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = shared / "repository"
+    publish_mine(shared)
+    before = (repository / "metadata" / "timestamp.json").read_bytes()
+
+    def make_and_lose(targets: Path, *words: Any, **more: Any) -> Transfer:
+        made = make_transfer(targets, *words, **more)
+        (targets / hashed_name(made.sha256, made.name)).unlink()
+        return made
+
+    make_transfer = transfers.make_transfer
+    monkeypatch.setattr("agent.host.repository.make_transfer", make_and_lose)
+    for path in (repository / "targets").glob("*.full"):
+        path.unlink()
+        name = path.name
+    with pytest.raises(OperationError) as refused:
+        publish_mine(shared)
+    assert (refused.value.code, refused.value.message, refused.value.remedy) == (
+        ErrorCode.REPOSITORY_INCOMPLETE,
+        f"cannot sign {repository}: {name} is not in it any more",
+        "Publish again, and let nothing else write into that folder.",
+    )
+    assert (repository / "metadata" / "timestamp.json").read_bytes() == before
+
+
+def test_a_transfer_that_is_being_kept_is_not_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = transfers.TransferCache(tmp_path / "transfers", tmp_path / "images")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "x.raw").touch()
+    (tmp_path / "made").write_bytes(b"transfer")
+    replace = Path.replace
+
+    def prune_first(part: Path, kept: Path) -> Path:
+        monkeypatch.setattr(alone, "PATIENCE_S", 0.0)
+        with pytest.raises(OperationError):
+            cache.prune()
+        return replace(part, kept)
+
+    monkeypatch.setattr(Path, "replace", prune_first)
+    cache.keep("x.full", tmp_path / "made")
+    cache.prune()
+    assert cache.find("x.full")
+
+
+def test_a_kept_transfer_that_goes_while_it_is_taken_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = transfers.TransferCache(tmp_path / "transfers", tmp_path / "images")
+    (tmp_path / "new").write_bytes(b"new")
+    monkeypatch.setattr(transfers.TransferCache, "find", lambda *_: tmp_path / "gone")
+    found = transfers.make_transfer(
+        tmp_path, None, tmp_path / "new", "x.full", effort=Effort.BEST, cache=cache, progress=None
+    )
+    assert (tmp_path / hashed_name(found.sha256, "x.full")).exists()

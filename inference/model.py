@@ -97,7 +97,7 @@ class Model:
 
 def load_model(folder: Path) -> Model:
     """Read and verify a model folder; InferenceError names what is wrong with it."""
-    document = _pose_document(folder, _parse(folder, _read(folder, DOCUMENT, _DOCUMENT_LIMIT_BYTES)))
+    document = _pose_document(folder, read_document(folder))
     expected = dict(document.digests)
     for file in document.files.values():
         if expected.setdefault(file.path, file.sha256) != file.sha256:
@@ -107,6 +107,11 @@ def load_model(folder: Path) -> Model:
         if found != sha256:
             raise _damaged(folder, f"{name} has sha256 {found[:12]}, {DOCUMENT} says {sha256[:12]}")
     return Model(folder, document)
+
+
+def read_document(folder: Path) -> ModelDocument | OtherDocument:
+    """The folder's model.json, checked against its schema; none of the files it names is looked at."""
+    return _parse(folder, _read(folder, DOCUMENT, _DOCUMENT_LIMIT_BYTES))
 
 
 def write_document(folder: Path, fields: Mapping[str, Any]) -> None:

@@ -9,8 +9,6 @@ same bytes.
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +24,7 @@ from inference.installed import installed_versions
 from inference.measure.placement import Placement, place
 from inference.model import write_document
 from inference.prepare.calibrate import Pictures
+from inference.prepare.destination import Destination, open_destination
 from inference.prepare.document import digest_of, refuse_overlap, requirements_for, sha256, toolchain
 from inference.prepare.evaluate import Agreement, require
 from inference.prepare.graph import Array
@@ -127,6 +126,16 @@ def prepare_model(job: Job, say: Say) -> None:
     """Write the model folder `job.out`."""
     for accelerator in job.accelerators:
         _find_compiler(job.recipe(accelerator))
+    with open_destination(job.out, (job.source, job.calibration, job.held_out)) as destination:
+        if destination.earlier:
+            say(f"{job.out}: {destination.earlier.replaced_by(job.accelerators)}")
+        version = _fill(job, destination, say)
+        destination.replace()
+    say(f"wrote {job.out}: version {version} for {', '.join(job.accelerators)}")
+
+
+def _fill(job: Job, destination: Destination, say: Say) -> str:
+    """Make the model in the destination's new folder; its version."""
     source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
     say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
     requirements = requirements_for(job.targets, source.contract.limits, job.asked)
@@ -134,35 +143,32 @@ def prepare_model(job: Job, say: Say) -> None:
     if line := check_source(source, judge.pictures):
         say(line)
     files = _quantized(job, source, judge, say)
-
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=job.out.parent, prefix=".prepare-") as scratch:
-        folder = Path(scratch) / job.out.name
-        folder.mkdir()
-        arrays = {"golden.npy": judge.golden, **source.contract.arrays()}
+    folder = destination.folder
+    arrays = {"golden.npy": judge.golden, **source.contract.arrays()}
+    with destination.writing():
         for name, array in arrays.items():
             np.save(folder / name, array)
-        document = _describe(job, source, requirements)
-        answers = {}
-        for accelerator, file in files.items():
+        for file in files.values():
             (folder / file.name).write_bytes(file.content)
-            answering, how = _answering(job, accelerator, file, folder / file.name, source)
-            agreement = judge.judge(f"{how.step} for {accelerator}", answering)
-            say(f"{accelerator} ({how}): {agreement.summary()}")
-            answers[accelerator] = answering(judge.golden)
-            document["accuracy"][accelerator] = agreement.as_dict()
-            document["golden"]["made_with"][accelerator] = how
-            document["files"][accelerator] = _entry(job, accelerator, file)
-            _record_placement(document, job, accelerator, (file, folder), say)
-            if file.compiled and source.decode:
-                uncut = write_uncut(source.net, source.decode, _passes(job, source.side), VARIANTS[job.variant])
-                _show_uncut(_compile(job.recipe(accelerator), uncut), say)
-        document["golden"] |= source.contract.golden(answers)
-        document["digests"] = {name: sha256(folder / name) for name in arrays}
+    document = _describe(job, source, requirements)
+    answers = {}
+    for accelerator, file in files.items():
+        answering, how = _answering(job, accelerator, file, folder / file.name, source)
+        agreement = judge.judge(f"{how.step} for {accelerator}", answering)
+        say(f"{accelerator} ({how}): {agreement.summary()}")
+        answers[accelerator] = answering(judge.golden)
+        document["accuracy"][accelerator] = agreement.as_dict()
+        document["golden"]["made_with"][accelerator] = how
+        document["files"][accelerator] = _entry(job, accelerator, file)
+        _record_placement(document, job, accelerator, (file, folder), say)
+        if file.compiled and source.decode:
+            uncut = write_uncut(source.net, source.decode, _passes(job, source.side), VARIANTS[job.variant])
+            _show_uncut(_compile(job.recipe(accelerator), uncut), say)
+    document["golden"] |= source.contract.golden(answers)
+    document["digests"] = {name: sha256(folder / name) for name in arrays}
+    with destination.writing():
         write_document(folder, document)
-        shutil.rmtree(job.out, ignore_errors=True)
-        folder.rename(job.out)
-    say(f"wrote {job.out}: version {document['version']} for {', '.join(files)}")
+    return str(document["version"])
 
 
 def _find_compiler(recipe: Recipe) -> None:

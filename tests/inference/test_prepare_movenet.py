@@ -65,13 +65,13 @@ def test_the_same_input_gives_the_same_bytes_and_replaces_what_was_there(prepare
     out = tmp_path / "movenet-lightning"
     shutil.copytree(prepared, out)
     (out / "cpu.tflite").write_bytes(b"old")
-    (out / "left-over.tflite").write_bytes(b"old")
     prepare(out)
     assert [p.name for p in tmp_path.iterdir()] == ["movenet-lightning"]
     assert {p.name for p in out.iterdir()} == {p.name for p in prepared.iterdir()}
     for path in out.iterdir():
         assert path.read_bytes() == (prepared / path.name).read_bytes(), path.name
     said = capsys.readouterr().err.splitlines()
+    assert f"{out}: replaces version 4.1" in said
     at = said.index("placement on imx93-ethosu: 1 NPU operator, 0 CPU operators: 93 of 93 operators in 1 piece")
     assert said[at + 1].startswith(
         "  not cut, it would be 13 NPU operators, 29 CPU operators: 131 of 160 operators in 13 pieces; on the CPU: "

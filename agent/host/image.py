@@ -25,7 +25,7 @@ from typing import TypedDict
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import IMAGE_NAMESPACE, Extension, image_id
 from agent.host.bytecode import VARIABLE, Compiler, compile_sources, find_compiler
-from agent.host.model import model_version, placement_line
+from agent.host.model import check_files, model_version, placement_line
 from agent.host.project import ExtensionPart, Project
 from agent.host.stage import CAPABILITY_XATTR, lay_out, mark_release, normalise, walk
 from agent.host.wheels import Wheels, build_wheels
@@ -70,9 +70,11 @@ def build_image(project: Project, name: str) -> BuiltImage:
     version = part.version
     placement = ""
     if part.model is not None:
-        own = model_version(project.path(part.model), project.target.accelerator)
+        folder, accelerator = project.path(part.model), project.target.accelerator
+        own = model_version(folder, accelerator)
         version = version or own
-        placement = placement_line(project.path(part.model), project.target.accelerator)
+        check_files(folder, accelerator)
+        placement = placement_line(folder, accelerator)
     tools = _toolbox(project, part)
     with _work_folder(project.build_folder) as work:
         root = work / "root"

@@ -13,7 +13,7 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.bytecode import find_compiler
 from agent.host.image import erofs_version
-from agent.host.model import model_version, placement_line
+from agent.host.model import check_files, model_version, placement_line
 from agent.host.project import ExtensionPart, Project
 from agent.host.report import Report, megabytes
 from agent.host.wheels import build_wheels
@@ -76,6 +76,7 @@ def _of_extension(project: Project, name: str, part: ExtensionPart) -> list[Inst
     if part.model is not None:
         folder = project.path(part.model)
         version = model_version(folder, project.target.accelerator)
+        check_files(folder, project.target.accelerator)
         found.append(Installed(f"{name}: model {version} for {project.target.accelerator}", str(folder), _size(folder)))
         if line := placement_line(folder, project.target.accelerator):
             found.append(Installed(f"{name}: {line}", str(folder), 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -64,7 +65,8 @@ def make_project(folder: Path) -> Project:
     (folder / "code/main.py").write_text("def run() -> int:\n    return 0\n")
     (folder / "model").mkdir()
     (folder / "model/cpu.tflite").write_bytes(WEIGHTS)
-    files = {"cpu": {"path": "cpu.tflite"}, "virtual": {"path": "cpu.tflite"}}
+    file = {"path": "cpu.tflite", "sha256": hashlib.sha256(WEIGHTS).hexdigest()}
+    files = {"cpu": file, "virtual": file}
     (folder / "model/model.json").write_text(json.dumps({"version": "7", "files": files}))
     (folder / "app.toml").write_text("a = 1\n")
     (folder / "avocado.yaml").write_text(PROJECT)

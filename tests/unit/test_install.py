@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from agent.cli import main
 from agent.contract.errors import OperationError
 from agent.host.bytecode import VARIABLE
+from agent.host.image import build_image
 from agent.host.install import install
 from agent.host.model import keep_only
 from agent.host.project import load_project
@@ -29,12 +32,17 @@ extensions:
 """
 
 
+def file_of(name: str) -> dict[str, str]:
+    """The entry of a file that holds its own name."""
+    return {"path": f"{name}.tflite", "sha256": hashlib.sha256(name.encode()).hexdigest()}
+
+
 def make_project(folder: Path, accelerators: tuple[str, ...] = ("virtual",)) -> Path:
     (folder / "model").mkdir(parents=True)
     names = ("cpu", *accelerators)
     document = {
         "version": "7",
-        "files": {name: {"path": "cpu.tflite" if name == "virtual" else f"{name}.tflite"} for name in names},
+        "files": {name: file_of("cpu" if name == "virtual" else name) for name in names},
         "golden": {"poses": {name: [] for name in names}, "frame": "golden.npy"},
         "requirements": {"latency_p95_ms": 100.0, "accelerators": {"imx93-ethosu": {"latency_p95_ms": 33.0}}},
     }
@@ -78,6 +86,74 @@ def test_all_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
     assert caught.value.remedy == (
         "Run `avocado-infer prepare` with --target imx93-ethosu; repeat --target for several boards."
     )
+
+
+def other_bytes(model: Path) -> None:
+    (model / "cpu.tflite").write_text("cut")
+
+
+def no_file(model: Path) -> None:
+    (model / "cpu.tflite").unlink()
+
+
+def a_link(model: Path) -> None:
+    (model / "cpu.tflite").unlink()
+    (model / "cpu.tflite").symlink_to("/etc/hostname")
+
+
+def edit(model: Path, key: str, value: object) -> None:
+    document = json.loads((model / "model.json").read_text())
+    document[key] = value
+    (model / "model.json").write_text(json.dumps(document))
+
+
+def no_path(model: Path) -> None:
+    edit(model, "files", {"cpu": file_of("cpu"), "virtual": {"sha256": "0"}})
+
+
+def no_path_of_another_board(model: Path) -> None:
+    edit(model, "files", {"cpu": file_of("cpu"), "virtual": file_of("cpu"), "imx8mp-vx": {}})
+
+
+def a_path_out_of_the_folder(model: Path) -> None:
+    edit(model, "files", {"cpu": file_of("cpu"), "virtual": {**file_of("cpu"), "path": "../a.txt"}})
+
+
+def two_digests(model: Path) -> None:
+    edit(model, "digests", {"cpu.tflite": "0" * 64})
+
+
+def a_golden_frame_that_is_missing(model: Path) -> None:
+    edit(model, "digests", {"golden.npy": "0" * 64})
+
+
+CPU_SHA256, CUT_SHA256 = (hashlib.sha256(text).hexdigest() for text in (b"cpu", b"cut"))
+
+
+@needs_erofs
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        (other_bytes, f"cpu.tflite has sha256 {CUT_SHA256}, model.json says {CPU_SHA256}"),
+        (no_file, "cpu.tflite: No such file or directory"),
+        (a_link, "cpu.tflite is not a regular file"),
+        (no_path, "files.virtual of model.json has no plain file name with a sha256"),
+        (no_path_of_another_board, "files.imx8mp-vx of model.json has no plain file name with a sha256"),
+        (a_path_out_of_the_folder, "files.virtual of model.json has no plain file name with a sha256"),
+        (two_digests, "model.json gives cpu.tflite two different sha256"),
+        (a_golden_frame_that_is_missing, "golden.npy: No such file or directory"),
+    ],
+)
+def test_a_model_no_board_could_load_is_neither_installed_nor_built(
+    tmp_path: Path, damage: Callable[[Path], None], cause: str
+) -> None:
+    project = load_project(make_project(tmp_path))
+    damage(tmp_path / "model")
+    for attempt in (lambda: install(project, None, Report(quiet=True)), lambda: build_image(project, "model")):
+        with pytest.raises(OperationError) as caught:
+            attempt()
+        assert caught.value.message == f"cannot use model {tmp_path / 'model'}: {cause}"
+        assert caught.value.remedy == "Prepare the model again."
 
 
 def test_an_image_keeps_of_a_model_for_several_boards_what_its_own_board_loads(tmp_path: Path) -> None:

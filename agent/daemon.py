@@ -166,7 +166,8 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     )
 
     def opener(source: str) -> Source:
-        return open_source(HttpFetcher(source, cancelled=signals.is_cancelled), trust, store)
+        fetcher = HttpFetcher(source, cancelled=signals.is_cancelled, sleep=clock.sleep)
+        return open_source(fetcher, trust, store)
 
     sources = OpenSources(opener)
     confirmation = Confirmation()

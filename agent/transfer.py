@@ -1,9 +1,10 @@
 """Turns a signed transfer into an image on disk: verified piece by piece, resumed where it stopped.
 
 Each chunk of the transfer is hashed against its signed hash before the decoder sees a byte of it, and decoded into
-the image's part file as it arrives; nothing else is stored. A connection that drops is tried again while it makes
-progress. What was decoded is remembered beside the part, so that another process, or the next boot, goes on from
-there. The part becomes an image only after its bytes were synced, read back and hashed.
+the image's part file as it arrives; nothing else is stored. A connection that drops is tried again, after growing
+pauses, while it makes progress; what first broke it is what is said. What was decoded is remembered beside the part, so
+that another process, or the next boot, goes on from there. The part becomes an image only after its bytes were synced,
+read back and hashed.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.delta import Transfer
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, HostGoneError, OperationError
 from agent.delta.apply import Checkpoint, apply_delta
 from agent.delta.format import DeltaInfo
 from agent.ports.protocols import Fetcher, Progress
 
 SCHEMA = 1
-# A dropped connection is tried again this often without a new chunk in between.
-ATTEMPTS = 3
+# After these a dropped connection is tried again, without a new chunk in between: long enough for a server or a link to
+# start anew, and half a minute in all.
+PAUSES_S = (1.0, 5.0, 20.0)
 _MAX_PROGRESS_BYTES = 16 * 1024
 _AGAIN = (ErrorCode.FETCH_FAILED, ErrorCode.FETCH_TIMEOUT, ErrorCode.SERVER_UNAVAILABLE, ErrorCode.NOT_HTTP)
 
@@ -160,22 +162,27 @@ class _Run:
         number = start // size
         skip = start - number * size
         whole = hashlib.sha256() if start == 0 else None
-        failures = 0
+        pauses = iter(PAUSES_S)
+        first: OperationError | None = None
         while number < len(self.transfer.chunk_sha256):
             try:
                 for chunk in _cut(self._stream(number * size), size):
                     self._verify(number, chunk)
                     number += 1
-                    failures = 0
+                    pauses, first = iter(PAUSES_S), None
                     if whole is not None:
                         whole.update(chunk)
                     self.progress(min(number * size, self.transfer.size_bytes), self.transfer.size_bytes)
                     yield chunk[skip:]
                     skip = 0
             except OperationError as error:
-                failures += 1
-                if error.code not in _AGAIN or failures >= ATTEMPTS:
+                if error.code not in _AGAIN:
                     raise
+                first = first or error
+                pause_s = next(pauses, None)
+                if pause_s is None or isinstance(error, HostGoneError):
+                    raise first from first.__cause__
+                self.fetcher.pause(pause_s)
         if whole is not None and whole.hexdigest() != self.transfer.sha256:
             raise self._mismatch("its bytes")
 

@@ -203,6 +203,10 @@ class OperationError(Exception):
         return cls(code, str(fields.get("message", "")), str(fields.get("remedy", "")), dict(fields.get("facts") or {}))
 
 
+class HostGoneError(OperationError):
+    """The other end of a deploy is gone. It does not come back, as a server does: nobody asks it again."""
+
+
 def printable(text: str) -> str:
     """The text with whatever would move a terminal's cursor, or reorder a line, spelt out: others had a hand in it."""
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)

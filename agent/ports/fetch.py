@@ -1,8 +1,9 @@
 """Reads files from one HTTP server that may be broken, slow or hostile: over a unix socket, TCP or TLS.
 
 One persistent connection, `GET` with `Range`, and nothing else. Which answers are taken is answer.py. Proxies from the
-environment are not followed. A server that stalls, or drips a byte now and then, is given up after a bounded time: a
-timeout per read would bound nothing. Every failure is an OperationError that names the address and how far it came.
+environment are not followed. A server that stalls, or drips a byte now and then, is given up after a bounded time of
+waiting for it: a timeout per read would bound nothing, and what the board does with the bytes is not the server's
+slowness. Every failure is an OperationError that names the address and how far it came.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, HostGoneError, OperationError
 from agent.ports.answer import CHECK_CONNECTION, accept, failed
 
 _PIECE_BYTES = 64 * 1024
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("avocado.fetch")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How slow a server may be. `window_bytes` must arrive in every `window_s` of waiting."""
+    """How slow a server may be, in seconds of waiting for it. `window_bytes` must arrive in every `window_s`."""
 
     connect_s: float = 15.0
     window_s: float = 20.0
@@ -51,10 +52,12 @@ class HttpFetcher:
         *,
         limits: Limits | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        sleep: Callable[[float], None] = time.sleep,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._cancelled = cancelled
+        self._sleep = sleep
         self._received = 0
         self._connection: http.client.HTTPConnection | None = None
         self._connect, self._base, self._shown = _endpoint(source, self._limits, tls)
@@ -109,6 +112,14 @@ class HttpFetcher:
             return False
         response.close()
         return True
+
+    def pause(self, seconds: float) -> None:
+        """Nothing is asked for so long. See the protocol."""
+        while seconds > 0:
+            if self._cancelled():
+                raise _cancellation(self._shown)
+            self._sleep(min(seconds, self._limits.slice_s))
+            seconds -= self._limits.slice_s
 
     def received_bytes(self) -> int:
         """Every byte of every answer's body so far."""
@@ -170,6 +181,10 @@ class _translated:  # noqa: N801 (reads as a word where it is used)
             raise OperationError(
                 ErrorCode.FETCH_TIMEOUT, f"cannot fetch {self._url}: the server does not answer", CHECK_CONNECTION
             ) from cause
+        if isinstance(cause, ConnectionRefusedError | FileNotFoundError) and self._url.startswith("unix:"):
+            raise HostGoneError(
+                ErrorCode.FETCH_FAILED, f"cannot fetch {self._url}: the host left", CHECK_CONNECTION
+            ) from cause
         if isinstance(cause, OSError):
             raise failed(self._url, cause.strerror or str(cause)) from cause
         if isinstance(cause, http.client.HTTPException):
@@ -180,6 +195,10 @@ class _translated:  # noqa: N801 (reads as a word where it is used)
             ) from cause
 
 
+def _cancellation(url: str) -> OperationError:
+    return OperationError(ErrorCode.CHANGE_CANCELLED, f"cannot fetch {url}: it was cancelled")
+
+
 class _Pace:
     """Gives up on one answer: too slow over a window, too long in all, or cancelled."""
 
@@ -187,32 +206,32 @@ class _Pace:
         self._url = url
         self._limits = limits
         self._cancelled = cancelled
-        self._began = time.monotonic()
         self._allowed_s = limits.answer_s + size / limits.least_bytes_per_s
-        self._waited_s = 0.0
+        self._waited_s = 0.0  # in this window, as is what arrived
         self._arrived = 0
+        self._waited_in_all_s = 0.0
         self._total = 0
 
     def check(self) -> None:
         if self._cancelled():
-            raise OperationError(ErrorCode.CHANGE_CANCELLED, f"cannot fetch {self._url}: it was cancelled")
-        taken = time.monotonic() - self._began
-        if taken > self._allowed_s:
-            self._give_up(taken)
+            raise _cancellation(self._url)
+        if self._waited_in_all_s > self._allowed_s:
+            self._give_up()
 
     def waited(self, seconds: float, count: int) -> None:
         self._waited_s += seconds
+        self._waited_in_all_s += seconds
         self._arrived += count
         self._total += count
         if self._waited_s >= self._limits.window_s:
             if self._arrived < self._limits.window_bytes:
-                self._give_up(time.monotonic() - self._began)
+                self._give_up()
             self._waited_s, self._arrived = 0.0, 0
 
-    def _give_up(self, taken: float) -> None:
+    def _give_up(self) -> None:
         raise OperationError(
             ErrorCode.FETCH_TIMEOUT,
-            f"cannot fetch {self._url}: {self._total} bytes arrived in {taken:.0f} s",
+            f"cannot fetch {self._url}: {self._total} bytes arrived in {self._waited_in_all_s:.0f} s",
             CHECK_CONNECTION,
         )
 

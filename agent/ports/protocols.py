@@ -244,8 +244,11 @@ class Fetcher(Protocol):
         """The bytes of a file from `offset` on, as they arrive; never more than `limit` bytes of the whole file.
 
         With `exact`, the whole file has exactly `limit` bytes. Raises `not-found`, `change-cancelled`, or one of
-        `ON_THE_WAY`.
+        `ON_THE_WAY`, as a HostGoneError where asking again is no use.
         """
+
+    def pause(self, seconds: float) -> None:
+        """Wait before asking again. Raises `change-cancelled`."""
 
     def received_bytes(self) -> int:
         """Every byte of every answer's body so far."""

@@ -69,6 +69,7 @@ class Stage:
     keys: Keys = field(init=False)
     server: Server = field(init=False)  # serves `repository`
     sources: list[TufSource] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)  # what the board paused, slice by slice, in no time
 
     def __post_init__(self) -> None:
         self.keys = init_keys(self.folder / "keys", None, now=PUBLISHED)
@@ -99,7 +100,8 @@ class Stage:
         trust = Trust(
             self.state / "metadata", "virtual", "x86_64", lambda: self.active, lambda: self.clock, write_durably
         )
-        source = open_source(HttpFetcher(url, limits=options.pop("limits", QUICK), **options), trust, self.store)
+        options = {"limits": QUICK, "sleep": self.slept.append, **options}
+        source = open_source(HttpFetcher(url, **options), trust, self.store)
         self.sources.append(source)
         return source
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, HostGoneError, OperationError
 from agent.ports.fetch import HttpFetcher
 from tests.hostile.board import QUICK, Stage, image, refused
 from tests.hostile.cases.servers import CONNECTION, stalls
@@ -161,3 +161,54 @@ def test_more_than_was_asked_for_is_cut(tmp_path: Path, rule: Rule) -> None:
         fetcher = HttpFetcher(server.url, limits=QUICK)
         assert b"".join(fetcher.get("file", 100, exact=True, offset=10)) == bytes(range(10, 100))
         fetcher.close()
+
+
+class Hands:
+    """A clock that stands still but for what is added to it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_what_the_board_does_with_the_bytes_is_not_the_server_s_slowness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, data = Hands(), bytes(1_000_000)
+    (tmp_path / "file").write_bytes(data)
+    monkeypatch.setattr("agent.ports.fetch.time", clock)
+    with serving(tmp_path) as server:
+        fetcher = HttpFetcher(server.url, limits=QUICK)
+        got = 0
+        for piece in fetcher.get("file", len(data), exact=True):
+            got += len(piece)
+            clock.now_s += 3600  # a slow disk
+        fetcher.close()
+    assert got == len(data)
+
+
+def test_a_pause_ends_when_the_change_is_cancelled() -> None:
+    slept: list[float] = []
+    fetcher = HttpFetcher("http://x", limits=QUICK, cancelled=lambda: len(slept) == 3, sleep=slept.append)
+    with pytest.raises(OperationError) as error:
+        fetcher.pause(20)
+    assert (error.value.code, error.value.message) == (
+        ErrorCode.CHANGE_CANCELLED,
+        "cannot fetch http://x: it was cancelled",
+    )
+    assert slept == [QUICK.slice_s] * 3
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_socket_that_nobody_listens_on_is_a_host_that_left(tmp_path: Path, is_there: bool) -> None:
+    path = tmp_path / "receive.sock"
+    if is_there:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    fetcher = HttpFetcher(f"unix:{path}", limits=QUICK)
+    with pytest.raises(HostGoneError) as error:
+        list(fetcher.get("file", 10))
+    assert error.value.code is ErrorCode.FETCH_FAILED
+    assert error.value.message == "cannot fetch unix:/file: the host left"

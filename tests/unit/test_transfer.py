@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.contract.delta import Transfer
-from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.errors import ErrorCode, HostGoneError, OperationError
 from agent.delta.describe import read_info
 from agent.delta.encode import Effort, encode_delta
 from agent.host.transfers import describe_transfer
@@ -30,6 +30,10 @@ class Server:
     data: bytes
     cut_after: int | None = None
     asked: list[int] = field(default_factory=list)
+    paused: list[float] = field(default_factory=list)
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
 
     def get(self, path: str, limit: int, *, exact: bool = False, offset: int = 0) -> Iterator[bytes]:
         self.asked.append(offset)
@@ -154,3 +158,45 @@ def test_a_header_that_was_remembered_is_not_believed(begun: Begun, tmp_path: Pa
     for name in ("segment_bytes", "base_size_bytes"):
         progress = remembered(begun, info={**asdict(read_info(begun.file)), name: "x"})
         assert begun.resume(tmp_path, progress=progress).asked == [0]
+
+
+@dataclass
+class Failing(Server):
+    """Breaks each answer off with the next of these, and at last answers."""
+
+    errors: list[OperationError] = field(default_factory=list)
+
+    def get(self, path: str, limit: int, *, exact: bool = False, offset: int = 0) -> Iterator[bytes]:
+        for piece in super().get(path, limit, exact=exact, offset=offset):
+            if self.errors:
+                raise self.errors.pop(0)
+            yield piece
+
+
+def broken(why: str, kind: type[OperationError] = OperationError) -> OperationError:
+    return kind(ErrorCode.FETCH_FAILED, f"cannot fetch it: {why}")
+
+
+def transferred(begun: Begun, folder: Path, server: Server) -> None:
+    run_transfer(server, begun.transfer, begun.base, folder / "image.part", lambda done, total: None)
+
+
+def test_a_server_that_comes_back_is_asked_again_after_growing_pauses(begun: Begun, tmp_path: Path) -> None:
+    server = Failing(begun.file.read_bytes(), errors=[broken("reset"), broken("refused"), broken("refused")])
+    transferred(begun, tmp_path, server)
+    assert server.paused == [1.0, 5.0, 20.0]
+    assert (tmp_path / "image.part").read_bytes() == begun.result
+
+
+def test_what_first_broke_a_transfer_is_what_is_said(begun: Begun, tmp_path: Path) -> None:
+    server = Failing(begun.file.read_bytes(), errors=[broken("it stalls"), *[broken("Connection refused")] * 3])
+    with pytest.raises(OperationError, match=r"^cannot fetch it: it stalls$"):
+        transferred(begun, tmp_path, server)
+    assert len(server.asked) == 4
+
+
+def test_a_host_that_left_is_not_asked_again(begun: Begun, tmp_path: Path) -> None:
+    server = Failing(begun.file.read_bytes(), errors=[broken("it stalls"), broken("the host left", HostGoneError)])
+    with pytest.raises(OperationError, match=r"^cannot fetch it: it stalls$"):
+        transferred(begun, tmp_path, server)
+    assert (server.asked, server.paused) == ([0, 0], [1.0])

@@ -1,8 +1,9 @@
 """What is on disk: durable writes, the image store, and the runtimes with their two links.
 
 A durable write is a temporary file in the same folder, fsync, rename, fsync of the folder: one function here. What a
-transfer remembers of itself, a hint beside its part, is written by agent/transfer.py in the same order. A link is replaced in the same way. After a power cut the old content or the new one is there,
-never a mixture and never nothing. Names that become paths are ids, checked before they are joined.
+transfer remembers of itself, a hint beside its part, agent/transfer.py writes in the same order. A link is replaced in
+the same way. After a power cut the old content or the new one is there, never a mixture and never nothing. Names that
+become paths are ids, checked before they are joined.
 """
 
 from __future__ import annotations

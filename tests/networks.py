@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from inference.prepare.calibrate import extremes
@@ -38,6 +40,25 @@ def small_net(seed: int = 7) -> Net:
         Layer(Kind.SIGMOID, "scores", ("points",)),
     )
     return Net(layers, "image", {"scores": "scores", "features": "valid"}, (1, SIDE, SIDE, 3))
+
+
+def detector(second_class: float) -> Net:
+    """Boxes around fixed places in pixels; the scores' second channel spans `second_class` of the first's range."""
+    draw = np.random.default_rng(3)
+
+    def conv(out: str, source: str, channels: tuple[int, int], bias: np.ndarray, spread: float) -> Layer:
+        weights = draw.normal(0, spread, (channels[1], 1, 1, channels[0])).astype(np.float32)
+        return Layer(Kind.CONV, out, (source,), weights, bias.astype(np.float32))
+
+    stem = draw.normal(0, 0.8 / 128, (8, 3, 3, 3)).astype(np.float32)
+    scores = conv("scores", "stem", (8, 2), np.zeros(2), 1.0)
+    layers = (
+        Layer(Kind.SUBTRACT, "centred", ("image",), subtrahend=127.4),
+        Layer(Kind.CONV, "stem", ("centred",), stem, np.zeros(8, np.float32), stride=4, activation=Activation.RELU6),
+        conv("boxes", "stem", (8, 4), np.array([200.0, 150.0, 400.0, 350.0]), 20.0),
+        replace(scores, weights=scores.kernel * np.array([1, second_class], np.float32)[:, None, None, None]),
+    )
+    return Net(layers, "image", {"boxes": "boxes", "scores": "scores"}, (1, SIDE, SIDE, 3))
 
 
 def pictures(count: int = 6) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ position, and heads whose names were swapped are found out by what a pose looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ import numpy as np
 
 from inference.errors import InferenceError
 from inference.pose import decode_heads
-from inference.prepare.evaluate import Agreement, compare_directions, compare_poses, compare_scores
+from inference.prepare.channels import compare_channels, constant_float
+from inference.prepare.evaluate import Agreement, compare_poses, compare_scores
 from inference.prepare.graph import Array, Net
 
 HEADS = ("center", "regress", "heatmap", "offset")
@@ -29,7 +30,7 @@ _CENTRE_CELLS = 1.8
 
 
 class Contract(Protocol):
-    """One kind of answer."""
+    """One kind of answer: an array, or arrays by the name of the output."""
 
     @property
     def task(self) -> str:
@@ -43,22 +44,22 @@ class Contract(Protocol):
     def limits(self) -> Mapping[str, float]:
         """How far from float it may be, unless the user says otherwise."""
 
-    def answer(self, outputs: Mapping[str, Array]) -> Array:
+    def answer(self, outputs: Mapping[str, Array]) -> Any:
         """The answer in what the model gave for one picture."""
 
-    def compare(self, ours: Sequence[Array], theirs: Sequence[Array]) -> Agreement:
-        """Compare answers to the same pictures."""
+    def compare(self, pairs: Iterable[tuple[Any, Any]]) -> Agreement:
+        """Compare answers, ours and the float model's, to the same pictures."""
 
-    def clearest(self, answers: Sequence[Array]) -> int:
-        """Which picture makes the best golden frame."""
+    def clarity(self, answer: Any) -> float:
+        """How good a golden frame its picture makes."""
 
-    def check_float(self, net: Net, outputs: Sequence[Mapping[str, Array]]) -> None:
-        """Refuse outputs that cannot be what their names say, from the float model's own answers."""
+    def check_float(self, net: Net, outputs: Iterable[Mapping[str, Array]]) -> None:
+        """Refuse outputs that cannot be what their names say, from what the float model gave; takes all of them."""
 
     def output(self) -> dict[str, Any]:
         """The `output` of model.json."""
 
-    def golden(self, answers: Mapping[str, Array]) -> dict[str, Any]:
+    def golden(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """What `golden` in model.json holds beside its frame, by accelerator."""
 
     def arrays(self) -> dict[str, Array]:
@@ -83,15 +84,15 @@ class PoseContract:
         center, regress, heatmap, offset = (outputs[name] for name in HEADS)
         return decode_heads(center, regress, heatmap, offset, self.centre_weight)
 
-    def compare(self, ours: Sequence[Array], theirs: Sequence[Array]) -> Agreement:
+    def compare(self, pairs: Iterable[tuple[Array, Array]]) -> Agreement:
         """See `Contract`."""
-        return compare_poses(ours, theirs)
+        return compare_poses(*zip(*pairs, strict=True))
 
-    def clearest(self, answers: Sequence[Array]) -> int:
-        """The one whose person is seen best."""
-        return int(np.argmax([pose[:, 2].min() + pose[:, 2].mean() for pose in answers]))
+    def clarity(self, answer: Array) -> float:
+        """How well all of the person is seen."""
+        return float(answer[:, 2].min() + answer[:, 2].mean())
 
-    def check_float(self, net: Net, outputs: Sequence[Mapping[str, Array]]) -> None:
+    def check_float(self, net: Net, outputs: Iterable[Mapping[str, Array]]) -> None:
         """Heads of another size, or the two of the same size in each other's place."""
         for name, channels in _HEAD_CHANNELS.items():
             found = net.shapes[net.outputs[name]][-1]
@@ -146,21 +147,19 @@ class ScoresContract:
         """See `Contract`."""
         return np.asarray(outputs[self.name]).ravel()
 
-    def compare(self, ours: Sequence[Array], theirs: Sequence[Array]) -> Agreement:
+    def compare(self, pairs: Iterable[tuple[Array, Array]]) -> Agreement:
         """See `Contract`."""
-        return compare_scores(ours, theirs)
+        return compare_scores(*zip(*pairs, strict=True))
 
-    def clearest(self, answers: Sequence[Array]) -> int:
-        """The one whose class stands out most."""
-        return int(np.argmax([np.ptp(np.sort(scores)[-2:]) for scores in answers]))
+    def clarity(self, answer: Array) -> float:
+        """How far its class stands out."""
+        return float(np.ptp(np.sort(answer)[-2:]))
 
-    def check_float(self, net: Net, outputs: Sequence[Mapping[str, Array]]) -> None:
+    def check_float(self, net: Net, outputs: Iterable[Mapping[str, Array]]) -> None:
         """One that always says the same cannot be judged."""
-        if len(outputs) > 1 and all(np.array_equal(one[self.name], outputs[0][self.name]) for one in outputs):
-            raise InferenceError(
-                "cannot judge the model: the float model answers the same to every held-out picture",
-                "check the input range, and that the held-out pictures differ",
-            )
+        count, differs = _differing(outputs)
+        if count > 1 and not differs:
+            raise constant_float()
 
     def output(self) -> dict[str, Any]:
         """See `Contract`."""
@@ -184,31 +183,34 @@ class TensorsContract:
 
     @property
     def limits(self) -> Mapping[str, float]:
+        """Of the worst channel of all."""
+        return {"min_similarity": 0.95}
+
+    def answer(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs as they are."""
+        return {name: np.asarray(outputs[name], np.float32) for name in self.names}
+
+    def compare(self, pairs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> Agreement:
         """See `Contract`."""
-        return {"min_similarity_mean": 0.95}
+        return compare_channels(pairs)
 
-    def answer(self, outputs: Mapping[str, Array]) -> Array:
-        """All outputs behind each other, each divided by nothing."""
-        return np.concatenate([np.asarray(outputs[name], np.float32).ravel() for name in self.names])
+    def clarity(self, answer: Mapping[str, Array]) -> float:
+        """How much it says."""
+        return float(np.linalg.norm(_flattened(answer)))
 
-    def compare(self, ours: Sequence[Array], theirs: Sequence[Array]) -> Agreement:
-        """See `Contract`."""
-        return compare_directions(ours, theirs)
-
-    def clearest(self, answers: Sequence[Array]) -> int:
-        """The one that says most."""
-        return int(np.argmax([np.linalg.norm(answer) for answer in answers]))
-
-    def check_float(self, net: Net, outputs: Sequence[Mapping[str, Array]]) -> None:
-        """Nothing is known of them."""
+    def check_float(self, net: Net, outputs: Iterable[Mapping[str, Array]]) -> None:
+        """One that always says the same cannot be judged; nor can any by a single picture."""
+        if not _differing(outputs)[1]:
+            raise constant_float()
 
     def output(self) -> dict[str, Any]:
         """See `Contract`."""
         return {"kind": "tensors", "names": {name: name for name in self.names}}
 
-    def golden(self, answers: Mapping[str, Array]) -> dict[str, Any]:
+    def golden(self, answers: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
         """Mean and spread of all values."""
-        return {"answers": {name: [[float(a.mean()), float(a.std())]] for name, a in answers.items()}}
+        flat = {name: _flattened(answer) for name, answer in answers.items()}
+        return {"answers": {name: [[float(a.mean()), float(a.std())]] for name, a in flat.items()}}
 
     def arrays(self) -> dict[str, Array]:
         """See `Contract`."""
@@ -230,6 +232,22 @@ def centre_weights(side: int) -> Array:
     """The map that makes MoveNet prefer the person in the middle, for a graph that was cut before it."""
     rows, columns = np.mgrid[:side, :side] - side // 2
     return np.asarray(1 / (np.hypot(rows, columns) + _CENTRE_CELLS), np.float32)
+
+
+def _flattened(answer: Mapping[str, Array]) -> Array:
+    return np.concatenate([values.ravel() for values in answer.values()])
+
+
+def _differing(outputs: Iterable[Mapping[str, Array]]) -> tuple[int, bool]:
+    """How many there are, and whether they differ."""
+    first: Mapping[str, Array] = {}
+    differs = False
+    count = 0
+    for one in outputs:
+        first = first or one
+        differs = differs or any(not np.array_equal(one[name], first[name]) for name in one)
+        count += 1
+    return count, differs
 
 
 def _first(scores: Array) -> list[list[float]]:

@@ -21,7 +21,7 @@ REQUIREMENTS = (
     "max_distance_mean",
     "max_score_error_mean",
     "min_top1_agreement",
-    "min_similarity_mean",
+    "min_similarity",
 )
 
 

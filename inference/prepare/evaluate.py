@@ -1,8 +1,9 @@
 """How near a prepared model is to the float one, on pictures nobody calibrated on, and whether that is near enough.
 
-Each kind of answer has its own measure: points and scores of a pose, the first class of a classification, the direction
-of anything else. The limits are requirements, fixed before anything was measured. A model beyond them is refused here,
-at the developer's desk, and the refusal names the step that broke it: each step is judged with the limits of the last.
+Each kind of answer has its own measure: points and scores of a pose, the first class of a classification; anything
+else has `channels`. The limits are requirements, fixed before anything was measured. A model beyond them is refused
+here, at the developer's desk, and the refusal names the step that broke it: each step is judged with the limits of the
+last.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from inference.pose import MIN_VISIBLE_SCORE
 from inference.prepare.graph import Array
 
 _RESAMPLES = 1000
+# Fewer pictures say nothing about others of their kind: one picture would give an interval of no width.
+_LEAST_PICTURES = 10
 
 
 class Agreement(Protocol):
     """What one comparison found."""
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> Mapping[str, object]:
         """For model.json, rounded so that it does not carry noise."""
 
     def summary(self) -> str:
@@ -38,26 +41,27 @@ class Agreement(Protocol):
 class Accuracy:
     """Of poses. Distances are fractions of the model's input; only points the float model is sure of count.
 
-    `distance_low` and `distance_high` bound the mean with 95 % confidence, other pictures of that kind being drawn.
+    `distance_low` and `distance_high` bound the mean with 95 % confidence, other pictures of that kind being drawn;
+    None where the pictures are too few to say.
     """
 
     pictures: int
     points: int
     distance_mean: float
-    distance_low: float
-    distance_high: float
+    distance_low: float | None
+    distance_high: float | None
     distance_p95: float
     score_error_mean: float
 
     def as_dict(self) -> dict[str, float]:
         """See `Agreement`."""
-        return {name: round(value, 5) for name, value in asdict(self).items()}
+        return _rounded(asdict(self))
 
     def summary(self) -> str:
         """See `Agreement`."""
         return (
             f"{self.points} points on {self.pictures} held-out pictures, distance to float {self.distance_mean:.4f} "
-            f"({self.distance_low:.4f} to {self.distance_high:.4f}, p95 {self.distance_p95:.4f}), "
+            f"({_between(self.distance_low, self.distance_high, '.4f')}, p95 {self.distance_p95:.4f}), "
             f"score error {self.score_error_mean:.3f}"
         )
 
@@ -78,19 +82,19 @@ class FirstClass:
 
     pictures: int
     top1_agreement: float
-    top1_low: float
-    top1_high: float
+    top1_low: float | None
+    top1_high: float | None
     score_error_mean: float
 
     def as_dict(self) -> dict[str, float]:
         """See `Agreement`."""
-        return {name: round(value, 5) for name, value in asdict(self).items()}
+        return _rounded(asdict(self))
 
     def summary(self) -> str:
         """See `Agreement`."""
         return (
             f"the same first class on {self.top1_agreement:.1%} of {self.pictures} held-out pictures "
-            f"({self.top1_low:.1%} to {self.top1_high:.1%}), error of its score {self.score_error_mean:.3f}"
+            f"({_between(self.top1_low, self.top1_high, '.1%')}), error of its score {self.score_error_mean:.3f}"
         )
 
     def excess(self, limits: Mapping[str, float]) -> str:
@@ -101,33 +105,6 @@ class FirstClass:
             f"it names the float model's first class on {self.top1_agreement:.1%} of the pictures, "
             f"less than {limits['min_top1_agreement']:.0%}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Similarity:
-    """Of anything else: the cosine between all outputs and the float model's, 1 being the same direction."""
-
-    pictures: int
-    similarity_mean: float
-    similarity_least: float
-
-    def as_dict(self) -> dict[str, float]:
-        """See `Agreement`."""
-        return {name: round(value, 5) for name, value in asdict(self).items()}
-
-    def summary(self) -> str:
-        """See `Agreement`."""
-        return (
-            f"similarity to float {self.similarity_mean:.4f} on {self.pictures} held-out pictures "
-            f"(least {self.similarity_least:.4f})"
-        )
-
-    def excess(self, limits: Mapping[str, float]) -> str:
-        """See `Agreement`."""
-        if self.similarity_mean >= limits["min_similarity_mean"]:
-            return ""
-        least = limits["min_similarity_mean"]
-        return f"its outputs are {self.similarity_mean:.3f} like the float model's, less than {least}"
 
 
 def compare_poses(poses: Sequence[Array], float_poses: Sequence[Array]) -> Accuracy:
@@ -162,14 +139,6 @@ def compare_scores(scores: Sequence[Array], float_scores: Sequence[Array]) -> Fi
     return FirstClass(len(first), agreement, low, high, float(np.abs(ours[rows, first] - theirs[rows, first]).mean()))
 
 
-def compare_directions(outputs: Sequence[Array], float_outputs: Sequence[Array]) -> Similarity:
-    """Compare outputs of any kind, flattened to float32[values], of the same pictures."""
-    ours, theirs = np.stack(outputs), np.stack(float_outputs)
-    sizes = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    cosine = (ours * theirs).sum(axis=1) / np.maximum(sizes, 1e-12)
-    return Similarity(len(ours), float(cosine.mean()), float(cosine.min()))
-
-
 def require(found: Agreement, limits: Mapping[str, float], step: str) -> None:
     """Refuse a degenerate model, naming the step that broke it."""
     excess = found.excess(limits)
@@ -180,15 +149,29 @@ def require(found: Agreement, limits: Mapping[str, float], step: str) -> None:
         )
 
 
-def _interval(sums: Array, counts: Array) -> tuple[float, float]:
+def _rounded(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in values.items() if value is not None}
+
+
+def _between(low: float | None, high: float | None, form: str) -> str:
+    if low is None or high is None:
+        return f"no interval of fewer than {_LEAST_PICTURES} pictures"
+    return f"{low:{form}} to {high:{form}}"
+
+
+def _interval(sums: Array, counts: Array) -> tuple[float, float] | tuple[None, None]:
     """The 95 % interval of a mean over pictures, by drawing the pictures again and again, always the same draws."""
+    if len(sums) < _LEAST_PICTURES:
+        return None, None
     draws = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
     means = sums[draws].sum(axis=1) / np.maximum(counts[draws].sum(axis=1), 1)
     return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
+def _wilson(share: float, count: int) -> tuple[float, float] | tuple[None, None]:
     """Wilson's 95 % interval of a share, which is right near 100 % too."""
+    if count < _LEAST_PICTURES:
+        return None, None
     z = 1.96
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)

@@ -8,7 +8,7 @@ frame. `load_pictures` reads any folder of pictures the way the camera's crop wo
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ FRAME_SIZE = (640, 360)
 REPLAY_FRAMES = range(54, 198)
 """A woman walks through the picture; before, nobody is found without a crop, and after, she has left."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp")
+KEPT_BYTES = 64 << 20
+"""How much of pictures, and of answers to them, is kept between passes."""
 
 # (frame, x0, y0, side) in pixels of the 640 x 360 frame.
 CALIBRATION = (
@@ -78,6 +80,15 @@ def encode(picture: Array, quality: int) -> bytes:
     data = io.BytesIO()
     Image.fromarray(picture).save(data, "JPEG", quality=quality, subsampling="4:2:0")
     return data.getvalue()
+
+
+def repeatedly(folder: Path, side: int) -> Callable[[], Iterable[Array]]:
+    """Passes over a folder's pictures: kept when they are few, read anew for every pass when they are many."""
+    count = len(list_pictures(folder))
+    if count * side * side * 3 > KEPT_BYTES:
+        return lambda: load_pictures(folder, side)
+    kept = list(load_pictures(folder, side))
+    return lambda: kept
 
 
 def load_pictures(folder: Path, side: int) -> Iterator[Array]:

@@ -9,7 +9,7 @@ same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,11 +26,10 @@ from inference.model import write_document
 from inference.prepare.calibrate import Pictures
 from inference.prepare.destination import Destination, open_destination
 from inference.prepare.document import digest_of, refuse_overlap, requirements_for, sha256, toolchain
-from inference.prepare.evaluate import Agreement, require
-from inference.prepare.graph import Array
+from inference.prepare.judge import Answering, Judge
 from inference.prepare.made_for import made_for
 from inference.prepare.neutron import convert_for, find_converter
-from inference.prepare.pictures import list_pictures, load_pictures
+from inference.prepare.pictures import list_pictures, repeatedly
 from inference.prepare.progress import bar
 from inference.prepare.ranges import VARIANTS
 from inference.prepare.recipe import CPU, RECIPES, Recipe, quantize
@@ -38,12 +37,10 @@ from inference.prepare.run import Kernels, Runner
 from inference.prepare.source import Source, check_source, read_source
 from inference.prepare.uncut import write_uncut
 from inference.prepare.vela import Compiled, compile_for, find_vela
-from inference.prepare.writer import write_float
 
-_KEPT_BYTES = 64 << 20
+_FEW_PICTURES = 30
 _BUILT_HERE = Path("build/simnpu/libsimnpu.so")
 Say = Callable[[str], None]
-Answering = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +94,6 @@ class How(StrEnum):
         return "run by its delegate" if self is How.DELEGATE else "quantized"
 
 
-class _Judge:
-    """The float model's answers to the held-out pictures, and the limits every step is held to."""
-
-    def __init__(self, job: Job, source: Source, limits: Mapping[str, float]) -> None:
-        self.pictures = list(load_pictures(job.held_out, source.side))
-        refuse_overlap(list_pictures(job.calibration), list_pictures(job.held_out))
-        outputs = list(Runner(write_float(source.net)).over(self.pictures))
-        self.contract = source.contract
-        self.contract.check_float(source.net, outputs)
-        self._exact = [self.contract.answer(one) for one in outputs]
-        self._limits = limits
-        self.golden = self.pictures[self.contract.clearest(self._exact)]
-
-    def judge(self, step: str, answering: Answering) -> Agreement:
-        """Compare, or refuse naming the step."""
-        found = self.contract.compare([answering(one) for one in bar(self.pictures, step)], self._exact)
-        require(found, self._limits, step)
-        return found
-
-    def judge_file(self, step: str, content: bytes) -> None:
-        """The same for a file that the CPU can run."""
-        runner = Runner(content)
-        self.judge(step, lambda picture: self.contract.answer(runner(picture)))
-
-
 def prepare_model(job: Job, say: Say) -> None:
     """Write the model folder `job.out`."""
     for accelerator in job.accelerators:
@@ -139,8 +111,12 @@ def _fill(job: Job, destination: Destination, say: Say) -> str:
     source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
     say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
     requirements = requirements_for(job.targets, source.contract.limits, job.asked)
-    judge = _Judge(job, source, requirements["accuracy"])
-    if line := check_source(source, judge.pictures):
+    refuse_overlap(list_pictures(job.calibration), list_pictures(job.held_out))
+    held_out = repeatedly(job.held_out, source.side)
+    judge = Judge(source.net, source.contract, held_out, requirements["accuracy"])
+    if judge.count < _FEW_PICTURES:
+        say(f"warning: {judge.count} held-out pictures say little; give {_FEW_PICTURES} or more")
+    if line := check_source(source, held_out()):
         say(line)
     files = _quantized(job, source, judge, say)
     folder = destination.folder
@@ -179,7 +155,7 @@ def _find_compiler(recipe: Recipe) -> None:
         find_converter()
 
 
-def _quantized(job: Job, source: Source, judge: _Judge, say: Say) -> dict[str, _File]:
+def _quantized(job: Job, source: Source, judge: Judge, say: Say) -> dict[str, _File]:
     """One file for the CPU and one for each target; the same one where their recipes make the same bytes."""
     passes = _passes(job, source.side)
     made: dict[tuple[bool, bool], _File] = {}
@@ -210,15 +186,9 @@ def _compile(recipe: Recipe, content: bytes) -> Compiled | None:
 
 
 def _passes(job: Job, side: int) -> Pictures:
-    """Passes over the calibration pictures: kept when they are few, read anew for every pass when they are many."""
-    count = len(list_pictures(job.calibration))
-    kept = list(load_pictures(job.calibration, side)) if count * side * side * 3 <= _KEPT_BYTES else None
-
-    def once() -> Iterable[Array]:
-        pictures = load_pictures(job.calibration, side) if kept is None else kept
-        return bar(pictures, "calibrate", total=count)
-
-    return once
+    """Passes over the calibration pictures, counted."""
+    pictures, count = repeatedly(job.calibration, side), len(list_pictures(job.calibration))
+    return lambda: bar(pictures(), "calibrate", total=count)
 
 
 def _answering(job: Job, accelerator: str, file: _File, path: Path, source: Source) -> tuple[Answering, How]:

@@ -6,8 +6,9 @@ mistake is found before anything is quantized.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def read_source(path: Path, *, input_range: tuple[float, float] | None = None, d
     return Source(found.net, contract_for(found.net, None), found)
 
 
-def check_source(source: Source, pictures: Sequence[Array]) -> str:
+def check_source(source: Source, pictures: Iterable[Array]) -> str:
     """Compare what was read with the original file and return a line about it; empty when there is none to run."""
     found = source.original
     if found is None:
@@ -64,13 +65,14 @@ def check_source(source: Source, pictures: Sequence[Array]) -> str:
     ours = Runner(write_float(found.net))
     contract = source.contract
     if found.quantized:
-        theirs = [contract.answer(original(picture)) for picture in pictures]
-        again = [contract.answer(ours(picture)) for picture in pictures]
-        return f"its values as float beside the quantized original: {contract.compare(again, theirs).summary()}"
-    worst = 0.0
-    for picture in pictures[:_COMPARED]:
+        pairs = ((contract.answer(ours(picture)), contract.answer(original(picture))) for picture in pictures)
+        return f"its values as float beside the quantized original: {contract.compare(pairs).summary()}"
+    differences = [0.0]
+    for picture in islice(pictures, _COMPARED):
         a, b = ours(picture), original(picture)
-        worst = max(worst, *(float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-9)) for name in a))
+        differences += [float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-9)) for name in a]
+    # Not max(), which prefers 0 to what is no number.
+    worst = float(np.max(differences))
     if not worst <= _TOLERANCE:
         raise InferenceError(
             f"cannot accept the model: after the step 'float' an output differs by {worst:.1%} from the file's own",

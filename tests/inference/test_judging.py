@@ -15,7 +15,7 @@ LIMITS = {"max_distance_mean": 0.03, "max_score_error_mean": 0.2}
 
 def poses(shift: float = 0.0, score: float = 0.8) -> list[np.ndarray]:
     grid = np.stack([np.linspace(0.2, 0.8, 17), np.full(17, 0.5 + shift), np.full(17, score)], 1)
-    return [grid.astype(np.float32)] * 4
+    return [grid.astype(np.float32)] * 12
 
 
 def test_distance_counts_only_points_the_float_model_is_sure_of():
@@ -25,7 +25,7 @@ def test_distance_counts_only_points_the_float_model_is_sure_of():
         pose[0, 2] = 0.1
         mine[0, :2] = 0
     found = compare_poses(ours, exact)
-    assert (found.pictures, found.points) == (4, 64)
+    assert (found.pictures, found.points) == (12, 192)
     assert found.distance_mean == pytest.approx(0.01, rel=1e-4)
     assert found.distance_low <= found.distance_mean <= found.distance_high
     require(found, LIMITS, "quantized")
@@ -52,8 +52,9 @@ def test_held_out_pictures_without_a_person_cannot_judge():
 
 
 def test_the_golden_frame_is_the_clearest_picture():
-    seen = [poses(score=score)[0] for score in (0.4, 0.9, 0.6)]
-    assert PoseContract(np.ones((6, 6), np.float32)).clearest(seen) == 1
+    contract = PoseContract(np.ones((6, 6), np.float32))
+    unsure, clear, half = (contract.clarity(poses(score=score)[0]) for score in (0.4, 0.9, 0.6))
+    assert clear > half > unsure
 
 
 def test_scores_that_are_off_are_refused_although_the_points_are_right():

@@ -19,7 +19,9 @@ _COMPILERS = frozenset({"ethos-u-vela", "neutron-converter"})
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=120)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=60)]
+NAME_LENGTH = VERSION_LENGTH = 60
+VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=NAME_LENGTH)]
 Row = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
 Pose = Annotated[tuple[Row, ...], Field(min_length=17, max_length=17)]
 Version = Annotated[str, Field(pattern=r"^[ -~]+$", max_length=120)]
@@ -110,7 +112,7 @@ class _Document(_Part):
 
     schema_number: Literal[1] = Field(alias="schema")
     name: Name
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)]
+    version: Annotated[str, Field(pattern=VERSION_PATTERN, max_length=VERSION_LENGTH)]
     input: InputContract
     files: Annotated[dict[Name, ModelFile], Field(min_length=1)]
     digests: dict[FileName, Sha256]

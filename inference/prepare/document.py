@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from inference.errors import InferenceError
+from inference.model_schema import NAME_LENGTH, VERSION_LENGTH, VERSION_PATTERN
 from inference.prepare.recipe import CPU, FRAME_RATE_FPS, RECIPES
 
 TOOLS = ("avocado-agent", "ai-edge-litert", "flatbuffers", "numpy")
 _NUMBERS = ("latency_p95_ms", "frame_rate_fps")
-_PLACEMENT = ("max_cpu_ops", "max_partitions")
-REQUIREMENTS = (
-    "backend",
-    *_NUMBERS,
-    *_PLACEMENT,
-    "max_distance_mean",
-    "max_score_error_mean",
-    "min_top1_agreement",
-    "min_similarity",
-)
+PLACEMENT = ("max_cpu_ops", "max_partitions")
+_ACCURACY = ("max_distance_mean", "max_score_error_mean", "min_top1_agreement", "min_similarity")
+REQUIREMENTS = ("backend", *_NUMBERS, *PLACEMENT, *_ACCURACY)
 
 
 def parse_requirement(text: str) -> tuple[str, float | str]:
-    """`KEY=VALUE` of --require; InferenceError for an unknown key or a value that is no number."""
+    """`KEY=VALUE` of --require; InferenceError for an unknown key or a value that cannot be one."""
     key, _, value = text.partition("=")
     if key not in REQUIREMENTS:
         raise InferenceError(f"cannot require {key!r}: it is not known", f"known: {', '.join(REQUIREMENTS)}")
@@ -38,7 +34,39 @@ def parse_requirement(text: str) -> tuple[str, float | str]:
         number = float(value)
     except ValueError as error:
         raise InferenceError(f"cannot require {key}={value}: it is not a number") from error
-    return key, int(number) if key in _PLACEMENT else number
+    if not math.isfinite(number):
+        raise InferenceError(f"cannot require {key}={value}: it is not a finite number")
+    if key in PLACEMENT:
+        if number < 0 or not number.is_integer():
+            raise InferenceError(f"cannot require {key}={value}: it is not a whole number from 0")
+        return key, int(number)
+    if key in _NUMBERS and number <= 0:
+        raise InferenceError(f"cannot require {key}={value}: it is not above 0")
+    return key, number
+
+
+def check_version(version: str) -> None:
+    """InferenceError for a version that no model.json may have."""
+    if version and not (len(version) <= VERSION_LENGTH and re.fullmatch(VERSION_PATTERN, version)):
+        raise InferenceError(
+            f"cannot give a model the version {version!r}",
+            f"use up to {VERSION_LENGTH} letters, digits and . _ + -, beginning with a letter or a digit",
+        )
+
+
+def slug(text: str) -> str:
+    """A model's name, made of the name of its file."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LENGTH].rstrip("-") or "model"
+
+
+def refuse_unjudged(task: str, limits: Mapping[str, float], asked: Mapping[str, float | str]) -> None:
+    """A requirement on the accuracy that this kind of model is not judged by would be forgotten."""
+    for key in asked:
+        if key in _ACCURACY and key not in limits:
+            raise InferenceError(
+                f"cannot require {key}: a model of the task {task} is not judged by it",
+                f"it is judged by {', '.join(limits)}",
+            )
 
 
 def requirements_for(
@@ -50,7 +78,7 @@ def requirements_for(
     for name in npus:
         recipe = RECIPES[name]
         own[name] = {"latency_p95_ms": recipe.latency_p95_ms, **recipe.limits}
-        own[name] |= {key: asked[key] for key in ("latency_p95_ms", *_PLACEMENT) if key in asked}  # type: ignore[misc]
+        own[name] |= {key: asked[key] for key in ("latency_p95_ms", *PLACEMENT) if key in asked}  # type: ignore[misc]
     latencies = [RECIPES[name].latency_p95_ms for name in npus or [CPU]]
     return {
         "backend": asked.get("backend", "npu" if npus else "any"),

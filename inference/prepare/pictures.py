@@ -8,11 +8,12 @@ frame. `load_pictures` reads any folder of pictures the way the camera's crop wo
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from inference.errors import InferenceError
 from inference.pose import Crop
@@ -94,14 +95,30 @@ def repeatedly(folder: Path, side: int) -> Callable[[], Iterable[Array]]:
 def load_pictures(folder: Path, side: int) -> Iterator[Array]:
     """Each picture of a folder in the order of names, one in memory at a time: its middle square at side x side."""
     for path in list_pictures(folder):
-        try:
-            with Image.open(path) as picture:
-                frame = np.asarray(picture.convert("RGB"))
-        except (OSError, UnidentifiedImageError) as error:
-            raise InferenceError(f"cannot read picture {path}: it is not one, or it is cut short") from error
+        frame = read_picture(path)
         height, width = frame.shape[:2]
         square = min(height, width)
         yield cut(frame, Crop((width - square) / 2, (height - square) / 2, square), side)
+
+
+def read_picture(path: Path) -> Array:
+    """One picture as a person sees it, uint8[height, width, 3]: upright, sixteen bits scaled to eight."""
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns from here on and refuses only what is twice as large.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as picture:
+                upright = ImageOps.exif_transpose(picture)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise InferenceError(
+            f"cannot read picture {path}: it has more than {Image.MAX_IMAGE_PIXELS} pixels", "make it smaller"
+        ) from error
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        raise InferenceError(f"cannot read picture {path}: it is not one, or it is cut short") from error
+    if upright.mode.startswith("I"):
+        # convert() would clip it at 255.
+        upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    return np.asarray(upright.convert("RGB"))
 
 
 def list_pictures(folder: Path) -> list[Path]:

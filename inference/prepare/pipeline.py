@@ -25,7 +25,17 @@ from inference.measure.placement import Placement, place
 from inference.model import write_document
 from inference.prepare.calibrate import Pictures
 from inference.prepare.destination import Destination, open_destination
-from inference.prepare.document import digest_of, refuse_overlap, requirements_for, sha256, toolchain
+from inference.prepare.document import (
+    PLACEMENT,
+    check_version,
+    digest_of,
+    refuse_overlap,
+    refuse_unjudged,
+    requirements_for,
+    sha256,
+    slug,
+    toolchain,
+)
 from inference.prepare.judge import Answering, Judge
 from inference.prepare.made_for import made_for
 from inference.prepare.neutron import convert_for, find_converter
@@ -39,6 +49,7 @@ from inference.prepare.uncut import write_uncut
 from inference.prepare.vela import Compiled, compile_for, find_vela
 
 _FEW_PICTURES = 30
+_FIRST_VERSION = "1.0"
 _BUILT_HERE = Path("build/simnpu/libsimnpu.so")
 Say = Callable[[str], None]
 
@@ -98,6 +109,8 @@ def prepare_model(job: Job, say: Say) -> None:
     """Write the model folder `job.out`."""
     for accelerator in job.accelerators:
         _find_compiler(job.recipe(accelerator))
+    check_version(job.version)
+    _refuse_uncounted(job)
     with open_destination(job.out, (job.source, job.calibration, job.held_out)) as destination:
         if destination.earlier:
             say(f"{job.out}: {destination.earlier.replaced_by(job.accelerators)}")
@@ -110,6 +123,7 @@ def _fill(job: Job, destination: Destination, say: Say) -> str:
     """Make the model in the destination's new folder; its version."""
     source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
     say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
+    refuse_unjudged(source.contract.task, source.contract.limits, job.asked)
     requirements = requirements_for(job.targets, source.contract.limits, job.asked)
     refuse_overlap(list_pictures(job.calibration), list_pictures(job.held_out))
     held_out = repeatedly(job.held_out, source.side)
@@ -153,6 +167,23 @@ def _find_compiler(recipe: Recipe) -> None:
         find_vela()
     if recipe.neutron:
         find_converter()
+
+
+def _refuse_uncounted(job: Job) -> None:
+    """A limit on the placement holds only where somebody can count."""
+    asked = [key for key in PLACEMENT if key in job.asked]
+    if not asked:
+        return
+    npus = [name for name in job.targets if name != CPU]
+    if not npus:
+        raise InferenceError(f"cannot require {asked[0]}: there is no NPU among the targets", "add its --target")
+    for name in npus:
+        recipe = job.recipe(name)
+        if not (recipe.vela or recipe.neutron or _library(name, job.delegate)):
+            raise InferenceError(
+                f"cannot require {asked[0]} on {name}: its delegate is not on this machine, and nobody else can count",
+                "name its library with --delegate, or ask `avocado-infer place` on the board",
+            )
 
 
 def _quantized(job: Job, source: Source, judge: Judge, say: Say) -> dict[str, _File]:
@@ -241,8 +272,8 @@ def _describe(job: Job, source: Source, requirements: Mapping[str, Any]) -> dict
     pictures = list_pictures(job.calibration)
     return {
         "schema": 1,
-        "name": job.source.stem.lower().replace("_", "-").replace(".", "-"),
-        "version": job.version or variant.version,
+        "name": slug(job.source.stem),
+        "version": job.version or (variant.version if source.decode else _FIRST_VERSION),
         "task": source.contract.task,
         "input": {"name": source.net.input, "shape": list(source.net.input_shape), "dtype": "uint8"},
         "output": source.contract.output(),

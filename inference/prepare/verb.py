@@ -8,6 +8,7 @@ bytes.
 from __future__ import annotations
 
 import argparse
+import math
 import resource
 import sys
 import time
@@ -55,7 +56,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--heldout", type=Path, metavar="DIR", help="default: heldout/ beside the calibration folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/models/<name of MODEL>")
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="percentile")
-    parser.add_argument("--version", default="", metavar="VERSION", help="of the model (default: the variant's)")
+    parser.add_argument(
+        "--version", default="", metavar="VERSION", help="of the model (default: 1.0; of MoveNet the variant's)"
+    )
     parser.add_argument(
         "--input-range",
         metavar="LOW,HIGH",
@@ -123,4 +126,6 @@ def _input_range(text: str | None) -> tuple[float, float] | None:
         low, high = (float(part) for part in text.split(","))
     except ValueError as error:
         raise InferenceError(f"cannot use the input range {text!r}: it is not LOW,HIGH", "such as -1,1") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InferenceError(f"cannot use the input range {text!r}: LOW is not below HIGH", "such as -1,1")
     return low, high

@@ -101,9 +101,8 @@ def test_memory_does_not_grow_with_the_number_of_held_out_pictures(monkeypatch):
     contract = contract_for(net, None)
 
     def peak(count: int) -> int:
-        draw = np.random.default_rng(1)
-
         def many() -> Iterator[np.ndarray]:
+            draw = np.random.default_rng(1)
             return (draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) for _ in range(count))
 
         tracemalloc.start()

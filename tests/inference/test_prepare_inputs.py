@@ -142,6 +142,7 @@ def test_the_pose_service_refuses_a_model_that_is_none(folders):
 def test_outputs_nobody_here_knows_are_kept_by_name(folders):
     assert prepare(given(folders, write_float(small_net()))) == 0
     document = models.read(folders / "out")
+    assert document["version"] == "1.0"
     assert document["output"] == {"kind": "tensors", "names": {"scores": "scores", "features": "features"}}
     assert document["accuracy"]["cpu"]["similarity"] > 0.95
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# What the extension ships comes first; one for a board whose delegate wants its BSP's runtime ships none.
 try:
     from ai_edge_litert.interpreter import Interpreter, load_delegate
 

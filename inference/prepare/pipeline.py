@@ -112,8 +112,6 @@ def prepare_model(job: Job, say: Say) -> None:
     check_version(job.version)
     _refuse_uncounted(job)
     with open_destination(job.out, (job.source, job.calibration, job.held_out)) as destination:
-        if destination.earlier:
-            say(f"{job.out}: {destination.earlier.replaced_by(job.accelerators)}")
         version = _fill(job, destination, say)
         destination.replace()
     say(f"wrote {job.out}: version {version} for {', '.join(job.accelerators)}")
@@ -123,6 +121,8 @@ def _fill(job: Job, destination: Destination, say: Say) -> str:
     """Make the model in the destination's new folder; its version."""
     source = read_source(job.source, input_range=job.input_range, dequantize=job.dequantize)
     say(f"read {job.source}: {source.contract.task}, {len(source.net.layers)} layers")
+    if destination.earlier:
+        say(f"{job.out}: {destination.earlier.replaced_by(job.accelerators)}")
     refuse_unjudged(source.contract.task, source.contract.limits, job.asked)
     requirements = requirements_for(job.targets, source.contract.limits, job.asked)
     refuse_overlap(list_pictures(job.calibration), list_pictures(job.held_out))

@@ -7,6 +7,7 @@ it is read once.
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 import threading
@@ -20,6 +21,7 @@ from agent.contract.errors import OperationError
 from agent.contract.manifest import Extension, Manifest
 from agent.contract.status import (
     SCHEMA,
+    SILENT,
     ExtensionEntry,
     ProblemEntry,
     RuntimeEntry,
@@ -34,6 +36,7 @@ from agent.plan import NpuFacts, Observed, shown_runtime
 from agent.ports.protocols import (
     ImageReader,
     Inference,
+    InferenceState,
     Kind,
     MergedSet,
     Overlay,
@@ -45,6 +48,7 @@ from agent.ports.protocols import (
 )
 
 _DESCRIBE_TIMEOUT_S = 2.0
+_LOG = logging.getLogger("avocado.observe")
 _Answer = TypeVar("_Answer")
 
 Releases = dict[str, Mapping[Kind, Mapping[str, str]]]
@@ -164,6 +168,7 @@ class Observer:
         releases, _ = self.disk.releases(e for m in manifests.values() for e in m.extensions)
         newest = next(journal.changes(), None)
         identity = self.identity
+        inference, silent = self._ask_inference()
         observed = Observed(
             target=identity.target,
             arch=identity.arch,
@@ -179,7 +184,8 @@ class Observer:
             services={},
             free_bytes=self.disk.store.free_bytes(),
             parts=self.disk.store.begun(),
-            inference=self._inference.describe(_DESCRIBE_TIMEOUT_S),
+            inference=inference,
+            silent=silent,
             last_npu=last_npu(journal.changes()),
             after_stuck=newest is not None and newest.outcome is Outcome.STUCK,
             newer_agent=newer_agent(self.identity.agent_image, merged, manifests.values()),
@@ -187,6 +193,14 @@ class Observer:
         shown = shown_runtime(observed)
         owned = owned_by(shown.extensions if shown else (), releases)
         return replace(observed, services=self._units.states(owned))
+
+    def _ask_inference(self) -> tuple[InferenceState | None, bool]:
+        try:
+            return self._inference.describe(_DESCRIBE_TIMEOUT_S), False
+        except OperationError as error:
+            # A service that hangs is what a rollback is asked for.
+            _LOG.info("%s", error.message)
+            return None, True
 
     def document(
         self,
@@ -296,6 +310,10 @@ def inference_problems(inference: Mapping[str, Any]) -> list[ProblemEntry]:
     """What the pose service says is not as this board could do it."""
     state, camera = inference.get("state"), inference.get("camera") or {}
     said, remedy = str(inference.get("message") or ""), str(inference.get("remedy") or "")
+    if state == SILENT:
+        return [
+            {"code": "inference-silent", "message": said, "remedy": "Start it again: systemctl restart pose.service"}
+        ]
     if state == "no-camera":
         why = camera.get("problem") or "it is not connected"
         return [

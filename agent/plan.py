@@ -71,6 +71,7 @@ class Observed:
     has the extension-release keys of images on the board, by image id and kind, as far as they could be read.
     `services` has the state of every unit that `owned_services(releases of the shown set)` names. `bystanders` belong
     to the images that `leaving` names. `last_npu` comes from the newest change record whose facts have `npu`.
+    `silent`: the pose service is there and says nothing of use, so `inference` is unknown rather than absent.
     `after_stuck`: the last change ended stuck, so a stopped service is not a wish. `newer_agent`: the version of an
     agent that is merged and does not run yet.
     """
@@ -89,6 +90,7 @@ class Observed:
     services: Mapping[str, UnitState]
     free_bytes: int
     inference: InferenceState | None = None
+    silent: bool = False
     last_npu: NpuFacts | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
     after_stuck: bool = False
@@ -239,7 +241,7 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     if old or new:
         steps += [
             StepSpec("stop_services", affected | {"leaving": gone, "unread": list(observed.bystanders.unread)}),
-            StepSpec("release_npu", affected | _npu(observed)),
+            StepSpec("release_npu", affected | _npu(observed) | {"silent": observed.silent}),
         ]
     steps += [
         StepSpec("switch_overlay", overlay),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import OperationError
-from agent.contract.status import FILE_NAME, StatusDocument
+from agent.contract.status import FILE_NAME, SILENT, StatusDocument
 
 # Progress comes many times a second; looking at the whole board that often would cost more than it tells.
 _LEAST_PAUSE_S = 0.25
@@ -53,8 +53,7 @@ class StatusKeeper:
             try:
                 inference = await self._ask_inference()
             except OperationError as error:
-                _LOG.info("%s", error.message)
-                inference = None
+                inference = {"state": SILENT, "backend": "none", "reason": "no answer", "message": error.message}
             document = await asyncio.to_thread(self._gather, inference)
             write_status(self._path, document)
             return document

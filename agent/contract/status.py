@@ -20,6 +20,7 @@ SCHEMA = 1
 RUN_DIR = Path("/run/avocado")
 FILE_NAME = "status.json"
 MAX_BYTES = 4 << 20
+SILENT = "silent"  # the state in `inference` of a pose service that is on the bus and does not answer, or not in JSON
 
 
 class RuntimeEntry(TypedDict):
@@ -112,7 +113,7 @@ class StatusDocument(TypedDict):
     runtimes: list[RuntimeEntry]  # every one on disk
     extensions: list[ExtensionEntry]
     services: list[ServiceEntry]
-    inference: dict[str, Any] | None
+    inference: dict[str, Any] | None  # what the pose service says; None: nobody owns its name
     change: ChangeEntry | None
     switching: NotRequired[SwitchingEntry]
     problems: list[ProblemEntry]

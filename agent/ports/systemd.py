@@ -220,11 +220,25 @@ class SystemdUnits:
                 raise OperationError(ErrorCode.INTERNAL, f"cannot forget unit {unit}: {gone.text}") from gone
 
     async def _job(self, name: str, member: str, signature: str, body: list[Any], timeout_s: float) -> None:
+        result = await self._result_of_job(name, member, signature, body, timeout_s)
+        if result == "frozen":  # `systemctl freeze`: systemd moves nothing that cannot run
+            await self._thaw(name)
+            result = await self._result_of_job(name, member, signature, body, timeout_s)
+        if result != "done":
+            raise _unit_failed(name, f"its job ended with {result!r}")
+
+    async def _thaw(self, name: str) -> None:
+        try:
+            await self._peer.ask("ThawUnit", "s", [name], timeout_s=_CALL_TIMEOUT_S)
+        except PeerError as cause:
+            raise _unit_failed(name, f"it is frozen and cannot be thawed: {cause.text}") from cause
+
+    async def _result_of_job(self, name: str, member: str, signature: str, body: list[Any], timeout_s: float) -> str:
         ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._watchers.append(ended)
         try:
             job = (await self._peer.ask(member, signature, body, timeout_s=timeout_s))[0]
-            result = await asyncio.wait_for(_result_of(job, ended.get), timeout_s)
+            return await asyncio.wait_for(_result_of(job, ended.get), timeout_s)
         except PeerError as cause:
             if cause.name == NO_SUCH_UNIT:
                 raise _UnknownUnitError(name) from cause
@@ -237,8 +251,6 @@ class SystemdUnits:
             ) from cause
         finally:
             self._watchers.remove(ended)
-        if result != "done":
-            raise _unit_failed(name, f"its job ended with {result!r}")
 
     async def _translated(self, what: str, work: Awaitable[list[Any]]) -> None:
         try:

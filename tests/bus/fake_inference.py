@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -41,6 +42,7 @@ class FakeInference(ServiceInterface):
             "reason": Variant("s", "ok"),
         }
         self.refuses = ""
+        self.hangs = False
         self._bus: MessageBus | None = None
 
     async def appear(self, address: str) -> None:
@@ -53,7 +55,9 @@ class FakeInference(ServiceInterface):
             self._bus.disconnect()
 
     @dbus_method("Describe")
-    def describe(self) -> DBusStr:
+    async def describe(self) -> DBusStr:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
         return self.document if isinstance(self.document, str) else json.dumps(self.document)
 
     @dbus_method("SelfTest")

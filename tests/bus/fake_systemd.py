@@ -171,6 +171,10 @@ class FakeSystemd(ServiceInterface):
             return f"{PATH}/job/{self._jobs}"
         return self._job("StopUnit", unit, "inactive")
 
+    @dbus_method("ThawUnit")
+    def thaw_unit(self, name: DBusStr) -> DBusNothing:
+        self.calls.append(("ThawUnit", name))
+
     @dbus_method("KillUnit")
     def kill_unit(self, name: DBusStr, whom: DBusStr, number: DBusInt32) -> DBusNothing:
         self.calls.append(("KillUnit", f"{name} {whom} {number}"))

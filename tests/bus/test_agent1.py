@@ -25,6 +25,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.daemon import load_or_default
 from agent.ports.clock import SystemClock
 from agent.ports.files import write_durably
+from tests.bus.fake_inference import FakeInference
 from tests.bus.fake_systemd import FakeSystemd, FakeUnit
 from tests.bus.private_bus import environment, private_bus
 
@@ -156,6 +157,39 @@ def test_introspection_equals_the_interface_xml(rig: Rig) -> None:
         for path, interface in ((PATH, MANAGER), (f"{PATH}/change/3", CHANGE)):
             reply = await rig.ask("Introspect", path=path, interface="org.freedesktop.DBus.Introspectable")
             assert shapes(reply.body[0])[interface] == contract[interface]
+
+    serving(rig, use)
+
+
+@pytest.mark.parametrize(
+    ("hangs", "message"),
+    [
+        (True, "cannot get an answer from org.avocado.Inference1 on the system bus: nothing in 2 s"),
+        (False, "cannot read the pose service's state: it is not JSON"),
+    ],
+)
+def test_a_pose_service_that_does_not_answer_is_a_problem_and_keeps_no_change_back(
+    rig: Rig, hangs: bool, message: str
+) -> None:
+    inference = FakeInference()
+    inference.hangs, inference.document = hangs, "no JSON"
+
+    async def use() -> None:
+        await inference.appear(rig.address)
+        try:
+            # Refused for want of a runtime, as on any other day.
+            assert (await rig.error("Refresh")).code is ErrorCode.NOT_FOUND
+            document = json.loads((await rig.ask("Describe")).body[0])
+            assert (document["inference"]["state"], document["inference"]["message"]) == ("silent", message)
+            assert document["problems"] == [
+                {
+                    "code": "inference-silent",
+                    "message": message,
+                    "remedy": "Start it again: systemctl restart pose.service",
+                }
+            ]
+        finally:
+            inference.leave()
 
     serving(rig, use)
 

@@ -25,6 +25,14 @@ def test_a_unit_that_ignores_sigterm_is_killed_when_its_time_is_up(address: str,
     assert ("KillUnit", f"pose.service all {int(signal.SIGKILL)}") in systemd.calls
 
 
+def test_a_frozen_unit_is_thawed_and_stopped(address: str, systemd: FakeSystemd) -> None:
+    thawed = ("ThawUnit", "pose.service")
+    systemd.fail_when = lambda member, name: None if thawed in systemd.calls else "frozen"
+    against(address, systemd, lambda units: units.stop("pose.service", 5))
+    assert systemd.units["pose.service"].active == "inactive"
+    assert thawed in systemd.calls
+
+
 def test_a_unit_that_stops_in_time_is_not_killed(address: str, systemd: FakeSystemd) -> None:
     against(address, systemd, lambda units: units.stop("pose.service", 5))
     assert not [name for name, _ in systemd.calls if name == "KillUnit"]

@@ -17,9 +17,9 @@ from agent.change.step import Shutdown
 from agent.change.steps.stop_services import all_of
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
-from agent.plan import ChangeKind, Wanted
+from agent.plan import ChangeKind, NpuFacts, Wanted, plan_change
 from agent.ports.files import write_durably
-from tests.change.fakes import FakeClock, World, engine_on, plan_on
+from tests.change.fakes import FakeClock, World, engine_on, observe, plan_on
 from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, R3, board, deploy, watched
 
@@ -158,6 +158,18 @@ def test_a_bad_model_is_reverted_with_its_reason(bad: str, message: str) -> None
     assert (record.reason.code, record.reason.message) == (ErrorCode.UNHEALTHY, message.format(to=R2.id))
     assert record.reason.remedy == "See why: journalctl -b -n 50 -u pose.service"
     assert world.active == R1.id
+
+
+def test_a_pose_service_that_hangs_is_replaced_with_a_warning() -> None:
+    world = board(R2, previous=R1)
+    observed = replace(observe(world), inference=None, silent=True, last_npu=NpuFacts(("/dev/simnpu0",), 0.2, 1))
+    steps = plan_change(observed, Wanted(ChangeKind.ROLLBACK, R1))
+    record = engine_on(world).run(NewChange("rollback", "root", R2.id, R1.id, steps), lambda _: None, lambda: False)
+    assert record.outcome is Outcome.APPLIED
+    assert [step.warning for step in record.steps if step.warning] == [
+        "pose.service does not answer on the bus; the NPU is taken to be as the last change knew it"
+    ]
+    assert record.facts["npu"]["nodes"] == ["/dev/simnpu0"]
 
 
 def test_an_npu_that_is_not_let_go_is_named_with_who_holds_it() -> None:

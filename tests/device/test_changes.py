@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.device.board import Board
+from tests.device.process import holds_within
 from tests.device.reference import BOARD, FIRST_MODEL, NEW_MODEL, Reference, wait_until_serving
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(600)]
@@ -89,6 +90,22 @@ def test_a_service_that_maps_the_model_restarts_with_it_and_one_that_does_not_go
     project.avocadoctl("-H", BOARD, "rollback", board=serving, timeout_s=200)
     assert shown(serving, "viewer.service", "ActiveState") == "inactive"
     wait_until_serving(serving, SERVING_S)
+
+
+def test_a_board_whose_pose_service_hangs_says_so_and_rolls_back(serving: Board, project: Reference) -> None:
+    assert project.status(serving)["previous"] is not None
+    serving.exec(["systemctl", "freeze", "pose.service"])
+    assert holds_within(lambda: problems(serving, project) == ["inference-silent"], 20)
+    ran = project.avocadoctl("-H", BOARD, "-o", "json", "rollback", board=serving, timeout_s=200)
+    assert ran.document["outcome"] == "applied"
+    release = next(step for step in ran.document["steps"] if step["kind"] == "release_npu")
+    assert "pose.service does not answer on the bus" in release["warning"]
+    wait_until_serving(serving, SERVING_S)
+    assert holds_within(lambda: problems(serving, project) == [], 20)
+
+
+def problems(board: Board, project: Reference) -> list[str]:
+    return [problem["code"] for problem in project.status(board)["problems"]]
 
 
 def module(path: Path) -> None:

@@ -72,6 +72,20 @@ def document(**changes: Any) -> StatusDocument:
     return {**made, **changes}  # type: ignore[typeddict-item]
 
 
+@pytest.mark.parametrize(
+    ("inference", "says"),
+    [
+        (None, "not on the bus"),
+        (
+            {"state": "silent", "backend": "none", "reason": "no answer"},
+            "silent on none (no answer), 0 frames, 0 by fallback",
+        ),
+    ],
+)
+def test_a_pose_service_that_hangs_is_told_from_one_that_is_not_there(inference: Any, says: str) -> None:
+    assert f"Inference  {says}" in render(document(inference=inference), 2.0).splitlines()
+
+
 def test_the_text_for_people_says_who_answers_the_camera_and_why() -> None:
     text = render(document(), 2.0)
     assert text.splitlines() == [

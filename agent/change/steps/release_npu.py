@@ -19,7 +19,10 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ReleaseNpu:
-    """Inputs: `nodes`, `settle_s`, `contexts` as the service described them, and what stop_services stops."""
+    """Inputs: `nodes`, `settle_s`, `contexts` as the service described them, and what stop_services stops.
+
+    `silent`: it described nothing when the change was planned, so they are what an earlier change was told.
+    """
 
     npu: Npu
     affected: AffectedUnits
@@ -39,6 +42,8 @@ class ReleaseNpu:
         nodes = inputs["nodes"]
         if not memo["units"]:
             return  # nobody was stopped, so whoever holds the NPU may keep it
+        if inputs.get("silent"):
+            report.warn("pose.service does not answer on the bus; the NPU is taken to be as the last change knew it")
         if not nodes:
             report.warn("skipped: no service has said yet which device nodes the NPU has")
             return

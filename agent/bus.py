@@ -267,7 +267,7 @@ class Change(ServiceInterface):
 
     @dbus_method("Cancel")
     async def cancel(self) -> DBusNothing:
-        """Stop before the switch."""
+        """Stop before the switch, or while the change waits for a confirmation."""
         with _as_bus_errors():
             await self._gate.changer()
             self._changes.cancel(self.record.number)

@@ -30,6 +30,14 @@ class MergedSet:
     since: Mapping[Kind, str] = field(default_factory=dict)
     images: Mapping[Kind, Mapping[str, str]] = field(default_factory=dict)
 
+    def is_exactly(self, manifest: Manifest) -> bool:
+        """Whether these are the names of this runtime and no other, and its images, as far as those are known."""
+        images = {manifest.link_name(e).removesuffix(".raw"): e.image_id for e in manifest.extensions}
+        wanted = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
+        return wanted == {(kind, name) for kind, names in self.names.items() for name in names} and all(
+            images.get(name) == image for known in self.images.values() for name, image in known.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ExtensionView:

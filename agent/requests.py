@@ -263,7 +263,7 @@ class Changes:
             await self._begin()
 
     def cancel(self, number: int) -> None:
-        """The running change is asked to stop. Raises `unsupported` once the switch has begun."""
+        """The running change is asked to stop. Raises `unsupported` where it ends by itself, as in its switch."""
         record = self.running
         if record is None or record.number != number:
             raise OperationError(ErrorCode.NOT_FOUND, f"cannot cancel change {number}: it is not running")

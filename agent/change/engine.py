@@ -116,7 +116,8 @@ class Engine:
         return (
             record.outcome is Outcome.RUNNING
             and not record.reverting
-            and all(step.kind in self._handlers and self._handlers[step.kind].cancellable for step in begun)
+            and not record.committed
+            and all(step.kind in self._handlers and self._handlers[step.kind].cancellable for step in begun[-1:])
         )
 
 
@@ -196,7 +197,7 @@ class _Run:
                 continue
             began_s = self._clock.monotonic()
             try:
-                self._stop_if_cancelled(index)
+                self._stop_if_cancelled(self.record.steps[:index])
                 self._do(index)
                 warning = ""
             except OperationError as error:
@@ -274,9 +275,9 @@ class _Run:
     def _is_final(self, index: int) -> bool:
         return self.record.committed or self._is_committed_by(self.record.steps[index])
 
-    def _stop_if_cancelled(self, index: int) -> None:
-        earlier = self.record.steps[:index]
-        if self._cancelled() and all(self._handler(step.kind).cancellable for step in earlier):
+    def _stop_if_cancelled(self, begun: tuple[StepRecord, ...]) -> None:
+        may = not self.record.committed and all(self._handler(step.kind).cancellable for step in begun[-1:])
+        if may and self._cancelled():
             raise OperationError(
                 ErrorCode.CHANGE_CANCELLED, f"cannot finish change {self.record.number}: it was cancelled"
             )
@@ -350,9 +351,12 @@ class _Report:
         self._run = run
         self._index = index
 
-    def progress(self, done: int, total: int) -> None:
+    def stop_if_cancelled(self) -> None:
         if not self._run.record.reverting:
-            self._run._stop_if_cancelled(self._index + 1)
+            self._run._stop_if_cancelled(self._run.record.steps[: self._index + 1])
+
+    def progress(self, done: int, total: int) -> None:
+        self.stop_if_cancelled()
         self._run._put(facts=self._run.record.facts | {"bytes_done": done, "bytes_total": total})
         self._run._progress(self._run.record)
 

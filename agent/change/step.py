@@ -24,6 +24,9 @@ class Report(Protocol):
     def progress(self, done: int, total: int) -> None:
         """Bytes (or parts) done, of how many. Raises `change-cancelled` where the change may still be cancelled."""
 
+    def stop_if_cancelled(self) -> None:
+        """For a step that waits. Raises `change-cancelled` as `progress` does."""
+
     def fact(self, name: str, value: Any) -> None:
         """A JSON value the record keeps: image_bytes, moved_bytes, away_s, backend ..."""
 
@@ -37,7 +40,7 @@ class Step(Protocol):
     kind: str
     commits: bool  # its one atomic effect makes the change final; then it is a CommitStep
     volatile: bool  # a reboot undoes it by itself, so in a later boot there is nothing to undo
-    cancellable: bool  # the change may still be cancelled while this step runs and after it
+    cancellable: bool  # the change may be cancelled while this step runs and until the next begins; never once it is final
 
     def prepare(self, inputs: Inputs) -> Memo:
         """Reads what `do` and `undo` will need, as JSON values."""

@@ -1,6 +1,6 @@
 """What lies in the folders of the agent and of systemd that nobody deployed: copies, sidecar files, edited links.
 
-It only looks. A folder that systemd scans by suffix is told apart from one that it never sees, because there a stray is
+It only looks, and past the lock files that systemd leaves beside the images it opens. A folder that systemd scans by suffix is told apart from one that it never sees, because there a stray is
 merged at the next boot, or makes systemd refuse the whole set. Nothing is opened or followed, and nothing is removed:
 it is somebody's file.
 """
@@ -71,9 +71,14 @@ class Strays:
 
 def _listed(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if not _is_lock(path))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_lock(path: Path) -> bool:
+    """What systemd locks an image with, `.#NAME.lck`; the file stays when the lock is gone."""
+    return path.name.startswith(".#") and path.name.endswith(".lck") and path.is_file() and not path.is_symlink()
 
 
 def _is_index(kind: Kind, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """avocadoctl confirm and cancel: what somebody may say to a change that runs.
 
 `confirm` keeps a change of /etc that waits for its host to come back; `deploy` says it by itself over a connection of
-its own. `cancel` ends a change before its switch, which then leaves the board as it was.
+its own. `cancel` ends a change before its switch, or while it waits so; the board is then as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ def register(subparsers: Any) -> None:
     """Add both verbs."""
     for name, summary, said, run in (
         ("confirm", "keep a change of /etc that waits for somebody to come back", "It reverts by itself.", run_confirm),
-        ("cancel", "end a running change before its switch", "After the switch it ends by itself.", run_cancel),
+        (
+            "cancel",
+            "end a running change before its switch, or while it waits to be confirmed",
+            "In between it ends by itself.",
+            run_cancel,
+        ),
     ):
         parser = subparsers.add_parser(
             name,

@@ -170,15 +170,13 @@ class FakeOverlay:
     world: World
 
     def merged(self) -> MergedSet:
-        names = {kind: self._links(kind) for kind in Kind}
-        return MergedSet({kind: links for kind, links in names.items() if links})
+        images = {kind: self._images(kind) for kind in Kind}
+        return MergedSet({kind: tuple(sorted(links)) for kind, links in images.items() if links}, images=images)
 
-    def _links(self, kind: Kind) -> tuple[str, ...]:
+    def _images(self, kind: Kind) -> dict[str, str]:
         manifest = self.world.runtimes.get(self.world.shown[kind] or "")
-        if manifest is None:
-            return ()
-        links = [manifest.link_name(e).removesuffix(".raw") for e in manifest.extensions if kind in e.types]
-        return tuple(sorted(links))
+        extensions = manifest.extensions if manifest else ()
+        return {manifest.link_name(e).removesuffix(".raw"): e.image_id for e in extensions if kind in e.types}
 
     def check(self, runtime: Path, timeout_s: float) -> None:
         self.world.look("check", runtime.name)

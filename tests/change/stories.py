@@ -47,13 +47,17 @@ class Story:
 
 @dataclass(frozen=True)
 class Fault:
-    """What fails. `stuck`: it keeps the board from going back, so `stuck` is the expected end of a revert."""
+    """What fails. `stuck`: it keeps the board from going back, so `stuck` is the expected end of a revert.
+
+    `refreshed_in`: the step during which somebody has systemd merge what `active` names.
+    """
 
     name: str
     refuse: Callable[[Call, World], bool] = lambda call, world: False
     bad: str = ""
     stubborn_npu: bool = False
     silent_host: bool = False
+    refreshed_in: str = ""
     stuck: bool = False
 
 
@@ -134,6 +138,8 @@ FAULTS = (
     Fault("hang", bad="hang"),
     Fault("crash loop", bad="crash-loop"),
     Fault("no confirmation", silent_host=True),
+    Fault("the overlay changes under the trial", refreshed_in="confirm_health"),
+    Fault("the overlay changes while the host comes back", refreshed_in="await_confirmation"),
     Fault("activate", _doing("activate")),
     Fault(
         "first sync after activate",
@@ -189,7 +195,7 @@ class Run:
         change = NewChange(wanted.kind.value, "test", world.active, to, steps)
         if self.story.boots and self.fault.bad:
             world.bad = {self.story.boots.id: self.fault.bad}
-        world.fail_when = lambda call, w: _refusal(call) if self.fault.refuse(call, w) else None
+        world.fail_when = self._meddle
         queries = iter(range(1, 1000))
         cancelled = (lambda: next(queries) >= self.cancel_at) if self.cancel_at else (lambda: False)
         self._attempt(lambda engine: engine.run(change, lambda _: None, cancelled), 0)
@@ -202,6 +208,11 @@ class Run:
         if self.power:
             world.boot_half()
         return world
+
+    def _meddle(self, call: Call, world: World) -> OperationError | None:
+        if self.fault.refreshed_in and call == ("journal", self.fault.refreshed_in, "doing"):
+            world.shown = dict.fromkeys(Kind, world.active)
+        return _refusal(call) if self.fault.refuse(call, world) else None
 
     def _attempt(self, call: Callable[[Engine], object], number: int) -> None:
         at, kind = self.cuts[number] if number < len(self.cuts) else (None, CutKind.KILL)

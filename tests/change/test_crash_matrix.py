@@ -23,6 +23,7 @@ from tests.change.stories import FAULTS, NO_FAULT, STORIES, UNDO_FAULTS, CutKind
 SEED = 20261130
 MakeEngine = Callable[..., Engine]
 DEPLOY = STORIES[0]
+AGENT_ONLY = next(story for story in STORIES if story.name == "deploy agent only")
 
 
 def ticks(rate: int, chance: random.Random) -> Iterator[int]:
@@ -100,14 +101,15 @@ def test_the_board_is_old_or_new_cut_at_every_tick(story: Story) -> None:
     assert_whole(played(engine_on, (1, 15), [story], faults), least=3000)
 
 
+@pytest.mark.parametrize(("story", "too_late"), [(DEPLOY, "activate"), (AGENT_ONLY, "show")], ids=["waits", "alone"])
 @pytest.mark.parametrize("cancel_at", range(1, 25))
-def test_a_cancelled_change_is_wholly_reverted_or_was_too_late(cancel_at: int) -> None:
-    run = Run(DEPLOY, NO_FAULT, [], cancel_at=cancel_at)
+def test_a_cancelled_change_is_wholly_reverted_or_was_too_late(cancel_at: int, story: Story, too_late: str) -> None:
+    run = Run(story, NO_FAULT, [], cancel_at=cancel_at)
     world = run.play()
     assert run.broken() == []
     record = world.records[1]
-    switched = any(call[0] == "show" and call[1] == record.to_runtime for call in world.calls)
-    assert record.outcome is (Outcome.APPLIED if switched else Outcome.CANCELLED)
+    late = any(call == (too_late, record.to_runtime) for call in world.calls)
+    assert record.outcome is (Outcome.APPLIED if late else Outcome.CANCELLED)
 
 
 def test_a_recovery_that_never_gets_through_ends_stuck() -> None:

@@ -17,6 +17,7 @@ from agent.change.step import Shutdown
 from agent.change.steps.stop_services import all_of
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
+from agent.extensions import Kind
 from agent.plan import ChangeKind, NpuFacts, Wanted, plan_change
 from agent.ports.files import write_durably
 from tests.change.fakes import FakeClock, World, engine_on, observe, plan_on
@@ -246,7 +247,46 @@ def test_a_cancelled_fetch_stops_in_the_middle() -> None:
     assert not [call for call in world.calls if call[0] in ("stage", "stop")]
 
 
-def test_a_change_can_be_cancelled_until_the_switch_begins() -> None:
+def test_a_change_that_waits_for_its_host_is_cancelled_at_once() -> None:
+    world = board(R1, previous=R0)
+    world.host_comes_back = False
+    engine = engine_on(world)
+    cancelled: list[str] = []
+
+    def watch(record: ChangeRecord) -> None:
+        if record.step and record.step.kind == "await_confirmation" and engine.cancellable(record):
+            cancelled.append(record.step.phase)
+
+    began_s = world.now_s
+    record = engine.run(change_on(world, deploy(R2)()), watch, lambda: bool(cancelled))
+    assert record.outcome is Outcome.CANCELLED
+    assert record.reason
+    assert record.reason.message == "cannot finish change 1: it was cancelled"
+    assert (world.active, world.previous, world.running["pose.service"][0]) == (R1.id, R0.id, R1.id)
+    assert world.now_s - began_s < 10
+
+
+@pytest.mark.parametrize("during", ["confirm_health", "await_confirmation"])
+def test_a_set_that_was_merged_by_hand_during_the_trial_is_not_committed(during: str) -> None:
+    world = board(R1, previous=R0)
+
+    def refresh(call: tuple, w: World) -> None:
+        if call == ("journal", during, "doing"):
+            w.shown = dict.fromkeys(Kind, w.active)
+
+    world.fail_when = refresh
+    record = run(world, deploy(R2)())
+    assert record.outcome is Outcome.REVERTED
+    assert record.reason
+    assert (record.reason.code, record.reason.message, record.reason.remedy) == (
+        ErrorCode.SWITCH_FAILED,
+        "cannot activate runtime npu-pose 2: the merged set was changed during the trial",
+        "Ask for the change again, and run neither systemd-sysext nor systemd-confext meanwhile.",
+    )
+    assert (world.active, world.previous, world.running["pose.service"][0]) == (R1.id, R0.id, R1.id)
+
+
+def test_a_change_can_be_cancelled_until_the_switch_begins_and_while_it_waits_for_its_host() -> None:
     world = board(R1)
     engine = engine_on(world)
     answers: dict[str, bool] = {}
@@ -261,6 +301,7 @@ def test_a_change_can_be_cancelled_until_the_switch_begins() -> None:
         "stage_runtime",
         "stop_services",
         "release_npu",
+        "await_confirmation",
     ]
 
 

@@ -38,6 +38,14 @@ def test_a_state_as_the_agent_made_it_has_no_strays(state: Path) -> None:
     assert found(state) == {}
 
 
+def test_what_systemd_locks_an_image_with_is_no_stray(state: Path) -> None:
+    (state / "images" / f".#{R1.extensions[0].image_id}.raw.lck").touch()
+    (state / "runtimes" / R1.id / "sysext/.#98-pose-model.raw.lck").touch()
+    folder = state / "runtimes" / R1.id / "sysext/.#folder.lck"
+    folder.mkdir()
+    assert found(state) == {str(folder): "stray-image"}
+
+
 def test_what_a_mac_a_browser_or_an_editor_leaves_beside_images_is_told_and_stays(state: Path) -> None:
     images = state / "images"
     names = ["._10-pose.raw", "10-pose (1).raw", "10-pose.raw~", "20-web.raw.part", ".DS_Store", "README.txt"]

@@ -1,6 +1,8 @@
 """activate: the commit. `previous` is set, `active` renamed and the folder synced: the next boot merges the new set.
 
-Only a passed confirm_health leads here. Whether it happened is what the link says, not what the journal says.
+Only a passed confirm_health leads here, and only while the set that passed is still the merged one: systemd's own tools
+merge what `active` names, and anybody may run them during the trial. Whether it happened is what the link says, not
+what the journal says.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.change.step import Inputs, Memo, Report
+from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Overlay, Runtimes
 
 SETTLE_TIMEOUT_S = 30.0
@@ -26,7 +29,15 @@ class Activate:
     cancellable = False
 
     def prepare(self, inputs: Inputs) -> Memo:
-        """Both links as they are."""
+        """Both links as they are. Raises `switch-failed` where another set is merged than the one that was proven."""
+        manifest = self.runtimes.manifest(inputs["to"])
+        if not self.overlay.merged().is_exactly(manifest):
+            raise OperationError(
+                ErrorCode.SWITCH_FAILED,
+                f"cannot activate runtime {manifest.runtime.name} {manifest.runtime.version}:"
+                " the merged set was changed during the trial",
+                "Ask for the change again, and run neither systemd-sysext nor systemd-confext meanwhile.",
+            )
         return {"active": self.runtimes.active(), "previous": self.runtimes.previous()}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:

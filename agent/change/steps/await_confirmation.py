@@ -2,6 +2,7 @@
 
 A bad /etc can lock everybody out of a board that is otherwise healthy: no address, no user, no sshd. A deploy over ssh
 is confirmed by its host (Manager.Confirm over a new ssh connection); one from a server by reaching that server anew.
+Whoever sees that nobody will come may cancel instead of waiting.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class AwaitConfirmation:
     kind = "await_confirmation"
     commits = False
     volatile = True
-    cancellable = False
+    cancellable = True
 
     def prepare(self, inputs: Inputs) -> Memo:
         """From here on a word counts: the record that says so is read by whoever will give it."""
@@ -37,7 +38,7 @@ class AwaitConfirmation:
         return {}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
-        """Somebody came back. Raises `not-confirmed`."""
+        """Somebody came back. Raises `not-confirmed`, or `change-cancelled`."""
         began_s = self.clock.monotonic()
         reached_s = began_s - REACH_EVERY_S
         while not self.confirmation.given():
@@ -49,6 +50,7 @@ class AwaitConfirmation:
             if now_s - began_s >= inputs["within_s"]:
                 raise _not_confirmed(inputs)
             self.clock.sleep(POLL_S)
+            report.stop_if_cancelled()
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """Waiting changes nothing."""

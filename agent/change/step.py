@@ -40,7 +40,7 @@ class Step(Protocol):
     kind: str
     commits: bool  # its one atomic effect makes the change final; then it is a CommitStep
     volatile: bool  # a reboot undoes it by itself, so in a later boot there is nothing to undo
-    cancellable: bool  # the change may be cancelled while this step runs and until the next begins; never once it is final
+    cancellable: bool  # until the next step begins, the change may be cancelled, unless it is final
 
     def prepare(self, inputs: Inputs) -> Memo:
         """Reads what `do` and `undo` will need, as JSON values."""

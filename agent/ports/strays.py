@@ -1,8 +1,8 @@
 """What lies in the folders of the agent and of systemd that nobody deployed: copies, sidecar files, edited links.
 
-It only looks, and past the lock files that systemd leaves beside the images it opens. A folder that systemd scans by suffix is told apart from one that it never sees, because there a stray is
-merged at the next boot, or makes systemd refuse the whole set. Nothing is opened or followed, and nothing is removed:
-it is somebody's file.
+It only looks, and past the lock files that systemd leaves beside the images it opens. A folder that systemd scans by
+suffix is told apart from one that it never sees, because there a stray is merged at the next boot, or makes systemd
+refuse the whole set. Nothing is opened or followed, and nothing is removed: it is somebody's file.
 """
 
 from __future__ import annotations

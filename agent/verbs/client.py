@@ -1,7 +1,8 @@
 """A connection to the agent: one call, or a change followed to its end.
 
 Errors of the agent arrive as the same OperationError it raised. A change is followed by its signals; its record is read
-after each, and every second besides, so that an agent that ends while somebody watches is noticed.
+after each, and every second besides, so that an agent that ends while somebody watches is noticed. Its next start takes
+the change up again, so it is waited for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ CHANGE = "org.avocado.Agent1.Change"
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 25.0
 _LOOK_AGAIN_S = 1.0
+_BACK_WITHIN_S = 20.0
 _GONE = (
     "org.freedesktop.DBus.Error.ServiceUnknown",
     "org.freedesktop.DBus.Error.NameHasNoOwner",
@@ -116,12 +119,33 @@ class AgentClient:
 
     async def follow(self, change: str, tell: Callable[[Record], None]) -> Record:
         """Tell every new state of a change until it ends, and give its last record."""
+        record = await self.record(change)
         while True:
-            record = await self.record(change)
             tell(record)
             if record["outcome"] != "running":
                 return record
             await self.news()
+            record = await self._record_again(change)
+
+    async def _record_again(self, change: str) -> Record:
+        """The record of a change that was there, past an end of the agent."""
+        deadline = time.monotonic() + _BACK_WITHIN_S
+        while True:
+            try:
+                return await self.record(change)
+            except OperationError as error:
+                # Not found: it is back, and has not yet read what it left.
+                if error.code not in (ErrorCode.AGENT_UNREACHABLE, ErrorCode.NOT_FOUND):
+                    raise
+                if time.monotonic() >= deadline:
+                    number = change.rpartition("/")[2]
+                    raise OperationError(
+                        error.code,
+                        f"cannot follow change {number}: the agent went away and said nothing of it"
+                        f" for {_BACK_WITHIN_S:g} s",
+                        f"See how it ended: avocadoctl history show {number}",
+                    ) from error
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
 
 def _error_of(reply: Message | None) -> OperationError:

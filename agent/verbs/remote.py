@@ -7,24 +7,27 @@ comes back over a connection of its own when the board waits for that, or the bo
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.ports.process import pass_through, run
+from agent.ports.process import Finished, pass_through, run
 
 SSH_FAILED_STATUS = 255
 NOT_FOUND_STATUS = 127
 # Over a connection of its own, whatever the user's configuration shares.
 AFRESH = ("-o", "ControlMaster=no", "-o", "ControlPath=none")
 ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=10")
-_AWAITS = re.compile(rb"#([1-9][0-9]{0,8}) await_confirmation\s*")  # as client.step_teller says it
+_STEP = re.compile(rb"#([1-9][0-9]{0,8}) (?:undo )?([a-z_]+)\s*")  # as client.step_teller says it
+_AWAITS = b"await_confirmation"
 _CONFIRM_TIMEOUT_S = 30.0
 _CONFIRM_EVERY_S = 2.0
-_LOST_FOR_S = 70.0  # a board waits for a minute, unless its runtime says otherwise
+_LOST_FOR_S = 70.0  # without a word from a board: it waits for a minute, unless its runtime says otherwise
 
 
 def ssh_argv(host: str, argv: Sequence[str], options: Sequence[str] = ()) -> list[str]:
@@ -45,16 +48,17 @@ def run_there(host: str, words: Sequence[str], *, comes_back: bool = False) -> i
     returning = _Return(host) if comes_back else None
     argv = ssh_argv(host, ["avocadoctl", *words], ALIVE if comes_back else ())
     status = pass_through(argv, returning.hear if returning else None)
-    number = returning.ended(lost=status == SSH_FAILED_STATUS) if returning else 0
-    if status == SSH_FAILED_STATUS and number:
+    lost = status == SSH_FAILED_STATUS or status < 0  # below 0: a signal ended ssh
+    number = returning.ended(lost=lost) if returning else 0
+    if lost and number:
         raise OperationError(
             ErrorCode.SSH_FAILED,
-            f"cannot follow change {number} on {host}: ssh failed",
+            f"cannot follow change {number} on {host}: {_how(status)}",
             f"See how it ended: avocadoctl -H {host} history show {number}",
         )
-    if status == SSH_FAILED_STATUS:
+    if lost:
         raise OperationError(
-            ErrorCode.SSH_FAILED, f"cannot reach {host}: ssh failed", f"Check that this works: ssh {host} true"
+            ErrorCode.SSH_FAILED, f"cannot reach {host}: {_how(status)}", f"Check that this works: ssh {host} true"
         )
     if status == NOT_FOUND_STATUS:
         raise OperationError(
@@ -65,40 +69,64 @@ def run_there(host: str, words: Sequence[str], *, comes_back: bool = False) -> i
     return status
 
 
+def _how(status: int) -> str:
+    return f"ssh was ended by signal {-status}" if status < 0 else "ssh failed"
+
+
 class _Return:
-    """Comes back to a board that waits for it."""
+    """Comes back to a board that waits for it, or that may: a link lost earlier does not tell."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._over = threading.Event()
         self._number = 0
+        self._heard_s = 0.0
         self._thread: threading.Thread | None = None
 
     def hear(self, line: bytes) -> None:
         """What the board's avocadoctl says while the change runs."""
-        found = _AWAITS.fullmatch(line)
-        if found and self._thread is None:
+        if found := _STEP.fullmatch(line):
             self._number = int(found[1])
-            self._thread = threading.Thread(target=self._confirm, daemon=True)
-            self._thread.start()
+            if found[2] == _AWAITS:
+                self._come_back()
 
     def ended(self, *, lost: bool) -> int:
-        """The number of the change that waited, or 0. One whose connection was lost may wait still."""
-        if self._thread is not None and lost and self._thread.is_alive():
+        """The number of the change that was heard of, or 0. One whose connection was lost runs on, and may wait."""
+        if lost and self._number:
             print(
-                f"the connection to {self._host} was lost; trying to come back to change {self._number}",
+                f"the connection to {self._host} was lost; change {self._number} still runs: trying to come back",
                 file=sys.stderr,
             )
-            self._thread.join(_LOST_FOR_S)
+            self._heard_s = time.monotonic()
+            returning = self._come_back()
+            while returning.is_alive() and time.monotonic() - self._heard_s < _LOST_FOR_S:
+                returning.join(_CONFIRM_EVERY_S)
         self._over.set()
         return self._number
 
+    def _come_back(self) -> threading.Thread:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._confirm, daemon=True)
+            self._thread.start()
+        return self._thread
+
     def _confirm(self) -> None:
-        line = ssh_argv(self._host, ["avocadoctl", "confirm", str(self._number)], (*AFRESH, *ALIVE))
+        number = str(self._number)
         while not self._over.is_set():
             try:
-                if run(line, _CONFIRM_TIMEOUT_S).status == 0:
+                status = self._ask("confirm", number).status
+                if status == 0 or (status != SSH_FAILED_STATUS and self._has_ended(number)):
                     return
             except OperationError:
                 pass  # it may be reached the next time; the board's own deadline decides
             self._over.wait(_CONFIRM_EVERY_S)
+
+    def _has_ended(self, number: str) -> bool:
+        record = self._ask("-o", "json", "history", "show", number)
+        if record.status != 0:
+            return False
+        self._heard_s = time.monotonic()
+        return bool(json.loads(record.stdout)["outcome"] != "running")
+
+    def _ask(self, *words: str) -> Finished:
+        return run(ssh_argv(self._host, ["avocadoctl", *words], (*AFRESH, *ALIVE)), _CONFIRM_TIMEOUT_S)

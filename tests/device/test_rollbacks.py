@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,35 @@ def test_a_configuration_that_locks_everybody_out_is_taken_back_by_itself(
     assert (ran.status, "await_confirmation" in ran.stderr) == (49, True), ran
     after = project.status(serving)
     assert (after["runtime"], after["problems"], after["change"]["kind"]) == (before, [], "rollback")
+
+
+def test_a_set_that_is_merged_by_hand_while_the_host_is_awaited_is_not_kept(
+    serving: Board, project: Reference, tmp_path: Path
+) -> None:
+    before = project.status(serving)["runtime"]
+    tree = tmp_path / "spoiled"
+    (tree / "etc").mkdir(parents=True)
+    users = serving.exec(["cat", "/etc/passwd"]).stdout
+    first, _, rest = users.partition("\n")
+    (tree / "etc/passwd").write_text(f"{first.rpartition(':')[0]}:/nowhere\n{rest}", encoding="utf-8")
+    ran: list[Any] = []
+    with on_top(project, tree, "types: [confext]", confirm_within_s=60):
+        deploying = threading.Thread(target=lambda: ran.append(project.deploy(serving, check=False)))
+        deploying.start()
+
+        def waits() -> bool:
+            newest = json.loads(serving.exec(["avocadoctl", "-o", "json", "history", "-n", "1"]).stdout)[0]
+            return any(step["kind"] == "await_confirmation" and step["phase"] == "doing" for step in newest["steps"])
+
+        assert holds_within(waits, 120)
+        # The host gets in again, but through the old /etc.
+        serving.exec(["sh", "-c", "systemd-sysext refresh && systemd-confext refresh"], timeout_s=60)
+        deploying.join(120)
+    error = ran[0].document["error"]
+    assert (ran[0].document["outcome"], error["code"]) == ("reverted", "switch-failed"), ran
+    assert "the merged set was changed during the trial" in error["message"]
+    after = project.status(serving)
+    assert (after["runtime"], after["problems"]) == (before, [])
 
 
 def confirm_on_the_board(board: Board) -> None:

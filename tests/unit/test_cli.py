@@ -135,6 +135,53 @@ def test_a_change_whose_connection_is_lost_is_named(monkeypatch: pytest.MonkeyPa
     assert caught.value.remedy == "See how it ended: avocadoctl -H root@board history show 7"
 
 
+@pytest.mark.parametrize(("status", "how"), [(255, "ssh failed"), (-9, "ssh was ended by signal 9")])
+def test_a_connection_lost_before_the_board_waits_still_brings_the_host_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, how: str
+) -> None:
+    asked: list[list[str]] = []
+    answers = [(4, b""), (0, b'{"outcome": "running"}'), (0, b"")]  # it does not wait yet; it runs; it takes the word
+
+    def ask(argv: list[str], timeout_s: float) -> Finished:
+        asked.append(shlex.split(argv[-1]))
+        found, out = answers.pop(0)
+        return Finished(tuple(argv), found, out, b"")
+
+    def lose(argv: list[str], hear: Callable[[bytes], None]) -> int:
+        hear(b"#7 switch_overlay\n")
+        return status
+
+    monkeypatch.setattr(remote, "pass_through", lose)
+    monkeypatch.setattr(remote, "run", ask)
+    monkeypatch.setattr(remote, "_CONFIRM_EVERY_S", 0.01)
+    with pytest.raises(OperationError) as caught:
+        remote.run_there("root@board", ["rollback"], comes_back=True)
+    confirm = ["avocadoctl", "confirm", "7"]
+    assert asked == [confirm, ["avocadoctl", "-o", "json", "history", "show", "7"], confirm]
+    assert caught.value.message == f"cannot follow change 7 on root@board: {how}"
+    assert capsys.readouterr().err == (
+        "the connection to root@board was lost; change 7 still runs: trying to come back\n"
+    )
+
+
+def test_nobody_comes_back_to_a_change_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [(4, b""), (0, b'{"outcome": "reverted"}')]
+
+    def ask(argv: list[str], timeout_s: float) -> Finished:
+        found, out = answers.pop(0)
+        return Finished(tuple(argv), found, out, b"")
+
+    def lose(argv: list[str], hear: Callable[[bytes], None]) -> int:
+        hear(b"#7 undo switch_overlay\n")
+        return 255
+
+    monkeypatch.setattr(remote, "pass_through", lose)
+    monkeypatch.setattr(remote, "run", ask)
+    with pytest.raises(OperationError, match="cannot follow change 7 on root@board: ssh failed"):
+        remote.run_there("root@board", ["rollback"], comes_back=True)
+    assert answers == []
+
+
 @pytest.mark.parametrize("host", ["-oProxyCommand=reboot", ""])
 def test_a_host_that_ssh_would_take_for_an_option_is_refused(host: str) -> None:
     with pytest.raises(OperationError) as caught:

@@ -164,8 +164,9 @@ def test_a_set_that_is_merged_by_hand_while_the_host_is_awaited_is_not_kept(
         deploying.start()
 
         def waits() -> bool:
-            newest = json.loads(serving.exec(["avocadoctl", "-o", "json", "history", "-n", "1"]).stdout)[0]
-            return any(step["kind"] == "await_confirmation" and step["phase"] == "doing" for step in newest["steps"])
+            changes = json.loads(serving.exec(["avocadoctl", "-o", "json", "history", "-n", "1"]).stdout)
+            steps = [step for change in changes for step in change["steps"]]
+            return any(step["kind"] == "await_confirmation" and step["phase"] == "doing" for step in steps)
 
         assert holds_within(waits, 120)
         # The host gets in again, but through the old /etc.

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.contract.errors import OperationError
+from agent.contract.local import signed
 from agent.contract.manifest import Extension
 from agent.extensions import Problem, commands, modules
 from agent.observe import Disk, owned_by
@@ -54,8 +55,7 @@ class BootHalf:
             *(argv for release in keys for argv in commands(release, _ON_MERGE)),
         ):
             problems += _attempt(partial(self._units.run, argv, command_timeout_s))
-        owned = [unit for unit in owned_by(extensions, releases) if unit != AGENT_UNIT]
-        for name in self._in_start_order(owned):
+        for name in self._in_start_order(self._to_start(owned_by(extensions, releases))):
             problems += _attempt(partial(self._units.start, name, start_timeout_s))
         problems += damaged(self._disk.store, extensions)
         self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
@@ -70,6 +70,19 @@ class BootHalf:
         index = self._indexer.index(manifest.extensions)
         if index is not None:
             self._overlay.show(runtimes.stage(manifest, index), SWITCH_TIMEOUT_S)
+
+    def _to_start(self, owned: list[str]) -> list[str]:
+        """Not what somebody masked, nor what is missing where its extension is disabled."""
+        names = [unit for unit in owned if unit != AGENT_UNIT]
+        try:
+            states = self._units.states(names)
+        except OperationError as error:
+            _LOG.warning("%s", error.message)
+            return names
+        active = self._disk.runtimes.active()
+        left_out = signed(self._disk.runtimes.manifest(active))[1] if active is not None else ()
+        unwanted = ("masked", "not-found") if left_out else ("masked",)
+        return [name for name in names if states[name].load not in unwanted]
 
     def _in_start_order(self, names: list[str]) -> list[str]:
         try:

@@ -42,9 +42,13 @@ class BystanderFinder:
             return Bystanders()
         owned = list(owned)
         files = self._mappings.by_service()
-        units = self._with_dependents([*owned, *self._mapping(leaving, files)])
+        mapping = [unit for unit in self._mapping(leaving, files) if unit not in owned]
+        states = self._units.states(mapping)
+        jobs = tuple(unit for unit in mapping if states[unit].is_job)
+        units = self._with_dependents([*owned, *(unit for unit in mapping if unit not in jobs)])
         return Bystanders(
             tuple(unit for unit in units if unit not in owned),
+            jobs,
             tuple(f"{process} of {process.unit}" for process in files.unread if process.unit not in units),
         )
 
@@ -78,6 +82,7 @@ class BystanderFinder:
             related = self._units.relations(new)
             stopped = sorted({unit for relations in related.values() for unit in relations.stops} - set(found))
             states = self._units.states(stopped)
-            new = [unit for unit in stopped if states[unit].active in RUNNING and unit not in (AGENT_UNIT, *BUS_UNITS)]
+            comes_back = (unit for unit in stopped if states[unit].active in RUNNING and not states[unit].is_job)
+            new = [unit for unit in comes_back if unit not in (AGENT_UNIT, *BUS_UNITS)]
             found.update(dict.fromkeys(new))
         return list(found)

@@ -30,6 +30,7 @@ class UnitState:
     main_pid: int
     restarts: int
     description: str = ""
+    is_job: bool = False  # Type=oneshot, and gone when it is done: starting it again does its work again
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,11 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the samples show. `reason` says why it is not healthy (yet)."""
+    """What the samples show. `reason` says why it is not healthy (yet), `unit` which one is to blame, if one is."""
 
     health: Health
     reason: str = ""
+    unit: str = ""
 
 
 _HEALTHY = Verdict(Health.HEALTHY)
@@ -107,7 +109,7 @@ def judge(samples: Sequence[Sample], policy: HealthPolicy, *, expect_inference: 
     """The verdict over all samples since the units were started, oldest first; at least one."""
     broken = _broken_unit(samples)
     if broken:
-        return _unhealthy(broken)
+        return broken
     inference = samples[-1].inference
     if inference is None:
         return _without_inference(samples, policy, expect_inference)
@@ -141,17 +143,17 @@ def answering(sample: Sample, *, expect_inference: bool) -> bool:
     return all(unit.active == "active" for unit in sample.units.values())
 
 
-def _broken_unit(samples: Sequence[Sample]) -> str:
+def _broken_unit(samples: Sequence[Sample]) -> Verdict | None:
     first, latest = samples[0].units, samples[-1].units
     for name, unit in latest.items():
         before = first.get(name, unit)
         if unit.load != "loaded":
-            return f"{name} is {unit.load}"
+            return _unhealthy(f"{name} is {unit.load}", name)
         if unit.restarts > before.restarts:
-            return f"{name} restarted {unit.restarts - before.restarts} times ({unit.result})"
+            return _unhealthy(f"{name} restarted {unit.restarts - before.restarts} times ({unit.result})", name)
         if unit.active not in ("active", "reloading"):
-            return f"{name} is {unit.active} ({unit.result})"
-    return ""
+            return _unhealthy(f"{name} is {unit.active} ({unit.result})", name)
+    return None
 
 
 def _without_inference(samples: Sequence[Sample], policy: HealthPolicy, expected: bool) -> Verdict:
@@ -240,5 +242,5 @@ def _until(samples: Sequence[Sample], since_s: float, limit_s: float, why: str) 
     return Verdict(Health.UNDECIDED, why)
 
 
-def _unhealthy(reason: str) -> Verdict:
-    return Verdict(Health.UNHEALTHY, reason)
+def _unhealthy(reason: str, unit: str = "") -> Verdict:
+    return Verdict(Health.UNHEALTHY, reason, unit)

@@ -12,12 +12,13 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from agent.change.record import ChangeRecord, Outcome
 from agent.contract.errors import OperationError
+from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
 from agent.contract.status import (
     SCHEMA,
@@ -32,7 +33,7 @@ from agent.contract.status import (
 )
 from agent.extensions import ExtensionView, Problem, compare, owned_services
 from agent.itself import agent_problems, newer_agent
-from agent.plan import NpuFacts, Observed, shown_runtime
+from agent.plan import NpuFacts, Observed
 from agent.ports.protocols import (
     ImageReader,
     Inference,
@@ -169,7 +170,7 @@ class Observer:
         newest = next(journal.changes(), None)
         identity = self.identity
         inference, silent = self._ask_inference()
-        observed = Observed(
+        return Observed(
             target=identity.target,
             arch=identity.arch,
             python=identity.python,
@@ -181,7 +182,6 @@ class Observer:
             images=self.disk.image_sizes(),
             releases=releases,
             merged=merged,
-            services={},
             free_bytes=self.disk.store.free_bytes(),
             parts=self.disk.store.begun(),
             inference=inference,
@@ -190,9 +190,6 @@ class Observer:
             after_stuck=newest is not None and newest.outcome is Outcome.STUCK,
             newer_agent=newer_agent(self.identity.agent_image, merged, manifests.values()),
         )
-        shown = shown_runtime(observed)
-        owned = owned_by(shown.extensions if shown else (), releases)
-        return replace(observed, services=self._units.states(owned))
 
     def _ask_inference(self) -> tuple[InferenceState | None, bool]:
         try:
@@ -237,7 +234,7 @@ class Observer:
             *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
             *(() if busy else agent_problems(newer_agent(self.identity.agent_image, merged, manifests.values()))),
-            *(() if busy else service_problems(services)),
+            *(() if busy else service_problems(services, partial=wanted is not None and bool(signed(wanted)[1]))),
             *(() if busy or inference is None else inference_problems(inference)),
         ]
         document: StatusDocument = {
@@ -293,17 +290,22 @@ def last_npu(records: Iterable[ChangeRecord]) -> NpuFacts | None:
     return None
 
 
-def service_problems(services: Mapping[str, UnitState]) -> list[ProblemEntry]:
-    """Owned services that are not as they should be."""
-    return [
-        {
-            "code": "service-down",
-            "message": f"{state.name} is {state.active} ({state.result or state.sub})",
-            "remedy": f"See why: journalctl -b -n 30 -u {state.name}",
-        }
-        for state in services.values()
-        if state.active not in ("active", "activating", "reloading")
-    ]
+def service_problems(services: Mapping[str, UnitState], *, partial: bool) -> list[ProblemEntry]:
+    """Owned services that are not as they should be. `partial`: extensions are disabled here, their units with them."""
+    down = (state for state in services.values() if state.active not in ("active", "activating", "reloading"))
+    return [_down(state) for state in down if not (partial and state.load == "not-found")]
+
+
+def _down(state: UnitState) -> ProblemEntry:
+    match state.load:
+        case "masked":
+            message, remedy = "masked", f"Let it run again: systemctl unmask {state.name}; systemctl start {state.name}"
+        case "not-found":
+            message, remedy = "not installed", "See which extensions are merged: avocadoctl ext status"
+        case _:
+            message = f"{state.active} ({state.result or state.sub})"
+            remedy = f"See why: journalctl -b -n 30 -u {state.name}"
+    return {"code": "service-down", "message": f"{state.name} is {message}", "remedy": remedy}
 
 
 def inference_problems(inference: Mapping[str, Any]) -> list[ProblemEntry]:

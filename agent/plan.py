@@ -18,7 +18,7 @@ from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
 from agent.extensions import Kind, MergedSet, owned_services
 from agent.fitness import check_board
-from agent.health import InferenceState, UnitState
+from agent.health import InferenceState
 
 
 class ChangeKind(StrEnum):
@@ -56,10 +56,11 @@ class Bystanders:
     """What no extension owns and a change must stop all the same, for the images that it takes away.
 
     `units` map a file of such an image, or go down with a unit that is stopped. `unread`: processes of which nobody
-    could tell in time.
+    could tell in time. `jobs` map one too, but a second start would do their work again, so they are left alone.
     """
 
     units: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -69,9 +70,8 @@ class Observed:
 
     `images` maps every complete image to its size in bytes, `parts` every begun one to the bytes it takes. `releases`
     has the extension-release keys of images on the board, by image id and kind, as far as they could be read.
-    `services` has the state of every unit that `owned_services(releases of the shown set)` names. `bystanders` belong
-    to the images that `leaving` names. `last_npu` comes from the newest change record whose facts have `npu`.
-    `silent`: the pose service is there and says nothing of use, so `inference` is unknown rather than absent.
+    `bystanders` belong to the images that `leaving` names. `last_npu` comes from the newest change record whose facts
+    have `npu`. `silent`: the pose service is there and says nothing of use, so `inference` is unknown, not absent.
     `after_stuck`: the last change ended stuck, so a stopped service is not a wish. `newer_agent`: the version of an
     agent that is merged and does not run yet.
     """
@@ -87,7 +87,6 @@ class Observed:
     images: Mapping[str, int]
     releases: Mapping[str, Mapping[Kind, Mapping[str, str]]]
     merged: MergedSet
-    services: Mapping[str, UnitState]
     free_bytes: int
     inference: InferenceState | None = None
     silent: bool = False
@@ -227,10 +226,10 @@ def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) ->
 def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kind: ChangeKind) -> list[StepSpec]:
     """The running overlay shows `to`, with the services of whatever changes stopped meanwhile."""
     old, new = _difference(shown, to, kind)
-    units = _units_of(observed, old)
-    stopped = [u for u in units if not observed.after_stuck and _is_stopped(observed.services.get(u))]
+    owned = _owned_by(observed, old)
+    bystanders = [unit for unit in observed.bystanders.units if unit not in owned]
     images, gone = [_plain(e) for e in new], [_plain(e) for e in old]
-    affected = {"units": units, "images": images}
+    affected = {"units": [*owned, *bystanders], "bystanders": bystanders, "images": images}
     overlay = {
         "from": shown.id if shown else None,
         "to": to.id if to else None,
@@ -239,8 +238,10 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     }
     steps = []
     if old or new:
+        left_alone = {"unread": list(observed.bystanders.unread), "jobs": list(observed.bystanders.jobs)}
+        stopping = affected | left_alone | {"leaving": gone, "after_stuck": observed.after_stuck}
         steps += [
-            StepSpec("stop_services", affected | {"leaving": gone, "unread": list(observed.bystanders.unread)}),
+            StepSpec("stop_services", stopping),
             StepSpec("release_npu", affected | _npu(observed) | {"silent": observed.silent}),
         ]
     steps += [
@@ -248,7 +249,8 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
         StepSpec("reload", {"images": images, "leaving": gone}),
     ]
     if to is not None:
-        starting = affected | {"stay_stopped": stopped}
+        # A unit file may be among what was left out here.
+        starting = affected | {"partial": bool(signed(to)[1])}
         steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
     return steps
 
@@ -323,16 +325,10 @@ def _stands(observed: Observed, manifest: Manifest) -> bool:
     )
 
 
-def _units_of(observed: Observed, extensions: Iterable[Extension]) -> list[str]:
+def _owned_by(observed: Observed, extensions: Iterable[Extension]) -> list[str]:
     releases = (observed.releases.get(e.image_id, {}).get(Kind(kind), {}) for e in extensions for kind in e.types)
     owned = (unit for release in releases for unit in owned_services(release))
-    units = dict.fromkeys((*owned, *observed.bystanders.units))
-    return [unit for unit in units if unit not in (AGENT_UNIT, *BUS_UNITS)]
-
-
-def _is_stopped(unit: UnitState | None) -> bool:
-    """Somebody stopped it. A failed or restarting unit is one that somebody wants."""
-    return unit is not None and unit.load == "loaded" and unit.active == "inactive"
+    return [unit for unit in dict.fromkeys(owned) if unit not in (AGENT_UNIT, *BUS_UNITS)]
 
 
 def _links(manifest: Manifest) -> dict[str, list[str]]:

@@ -160,6 +160,12 @@ def _keep_the_agent(ask: Ask, shown: Manifest | None, wanted: Manifest | None) -
             f"cannot unmerge: the agent itself runs from extension {AGENT_EXTENSION}",
             "Run 'systemd-sysext unmerge' by hand; 'systemctl restart systemd-sysext' brings everything back.",
         )
+    if ask.kind is ChangeKind.DISABLE and ask.extension == AGENT_EXTENSION:
+        raise OperationError(
+            ErrorCode.REQUIREMENT_UNMET,
+            f"cannot disable extension {AGENT_EXTENSION}: this board needs it to change anything again",
+            "See the others: avocadoctl ext list",
+        )
     if wanted is not None and not _carries_agent(wanted):
         raise OperationError(
             ErrorCode.REQUIREMENT_UNMET,

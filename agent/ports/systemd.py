@@ -124,15 +124,16 @@ class SystemdUnits:
 
     async def _read_state(self, row: list[Any]) -> UnitState:
         name, description, load, active, sub, _following, path = row[:7]
-        result, pid, restarts = "", 0, 0
+        result, pid, restarts, is_job = "", 0, 0, False
         if name.endswith(".service") and load == "loaded":
-            wanted = ["Result", "MainPID", "NRestarts"]
+            wanted = ["Result", "MainPID", "NRestarts", "Type", "RemainAfterExit"]
             try:
                 details = await self._peer.properties(path, SERVICE, wanted, timeout_s=_CALL_TIMEOUT_S)
                 result, pid, restarts = details["Result"], details["MainPID"], details["NRestarts"]
+                is_job = details["Type"] == "oneshot" and not details["RemainAfterExit"]
             except PeerError:  # unloaded between the two calls
                 return _unknown(name)
-        return UnitState(name, load, active, sub, result, pid, restarts, description)
+        return UnitState(name, load, active, sub, result, pid, restarts, description, is_job)
 
     async def _read_relations(self, names: list[str]) -> dict[str, Relations]:
         if not names:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from dbus_fast import BusType, DBusError, PropertyAccess
 from dbus_fast.aio import MessageBus
-from dbus_fast.annotations import DBusInt32, DBusObjectPath, DBusSignature, DBusStr, DBusUInt32
+from dbus_fast.annotations import DBusBool, DBusInt32, DBusObjectPath, DBusSignature, DBusStr, DBusUInt32
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 
 from agent.ports.overlay_reload import link_names
@@ -48,6 +48,7 @@ class FakeUnit:
     survives_kill: bool = False  # as one that hangs in the kernel
     after: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
+    type: str = "simple"
 
     @property
     def path(self) -> str:
@@ -70,6 +71,14 @@ class _Service(ServiceInterface):
     @dbus_property(PropertyAccess.READ, "MainPID")
     def main_pid(self) -> DBusUInt32:
         return 77 if self.unit.active == "active" else 0
+
+    @dbus_property(PropertyAccess.READ, "Type")
+    def type(self) -> DBusStr:
+        return self.unit.type
+
+    @dbus_property(PropertyAccess.READ, "RemainAfterExit")
+    def remains(self) -> DBusBool:
+        return False
 
     @dbus_property(PropertyAccess.READ, "NRestarts")
     def restarts(self) -> DBusUInt32:

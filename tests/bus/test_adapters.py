@@ -71,6 +71,18 @@ def test_a_unit_is_stopped_and_started_and_its_state_read_afterwards(address: st
     against(address, systemd, use)
 
 
+@pytest.mark.parametrize(("type_", "is_job"), [("oneshot", True), ("simple", False)])
+def test_a_unit_that_does_its_work_once_is_told_from_a_service(
+    address: str, systemd: FakeSystemd, type_: str, is_job: bool
+) -> None:
+    systemd.add(FakeUnit("backup.service", active="activating", type=type_))
+
+    def use(units: SystemdUnits) -> None:
+        assert units.states(["backup.service"])["backup.service"].is_job is is_job
+
+    against(address, systemd, use)
+
+
 def test_what_units_have_to_do_with_one_another_is_asked_of_systemd(address: str, systemd: FakeSystemd) -> None:
     systemd.add(FakeUnit("viewer.service", after=("pose.service", "basic.target"), required_by=("kiosk.service",)))
 

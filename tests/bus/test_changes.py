@@ -227,7 +227,6 @@ def board() -> Observed:
         images={e.image_id: e.size_bytes for m in (with_agent, without) for e in m.extensions},
         releases=releases(with_agent, without),
         merged=MergedSet({kind: tuple(sorted(name for k, name in links if k is kind)) for kind in Kind}),
-        services={},
         free_bytes=1 << 30,
     )
 
@@ -237,6 +236,12 @@ def test_what_would_take_the_agent_away_is_refused_with_the_way_out() -> None:
     with pytest.raises(OperationError) as unmerge:
         planner(observed).plan(Ask(ChangeKind.UNMERGE, "root"))
     assert unmerge.value.message == "cannot unmerge: the agent itself runs from extension avocado-agent"
+    with pytest.raises(OperationError) as disable:
+        planner(observed).plan(Ask(ChangeKind.DISABLE, "root", extension="avocado-agent"))
+    assert disable.value.message == (
+        "cannot disable extension avocado-agent: this board needs it to change anything again"
+    )
+    assert disable.value.remedy == "See the others: avocadoctl ext list"
     without = next(runtime_id for runtime_id in observed.runtimes if runtime_id != observed.active)
     with pytest.raises(OperationError) as activate:
         planner(observed).plan(Ask(ChangeKind.ACTIVATE, "root", runtime=without))

@@ -75,6 +75,9 @@ class World:
     host_comes_back: bool = True
     of_the_base: frozenset[str] = frozenset()  # services that no image owns, and that run from files of one
     after: dict[str, frozenset[str]] = field(default_factory=dict)
+    masked: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)  # owned, and their unit file is in an image that was left out
+    brief: set[str] = field(default_factory=set)  # services that end by themselves as soon as they were started
     # the test's hands
     fuse: Fuse = field(default_factory=Fuse)
     calls: list[Call] = field(default_factory=list)
@@ -121,7 +124,7 @@ class World:
 
     def exists(self, unit: str) -> bool:
         """systemd has read a file for it."""
-        return unit in self.of_the_base or unit in self.owned(self.unit_files)
+        return unit not in self.missing and (unit in self.of_the_base or unit in self.owned(self.unit_files))
 
 
 @dataclass
@@ -136,8 +139,10 @@ class FakeUnits:
         if name in world.running:
             runtime_id, since = world.running[name]
             crashes = int((world.now_s - since) / 0.3) if world.bad.get(runtime_id or "") == "crash-loop" else 0
-            return UnitState(name, "loaded", "active", "running", "success", 100, crashes)
-        return UnitState(name, "loaded" if world.exists(name) else "not-found", "inactive", "dead", "success", 0, 0)
+            load = "masked" if name in world.masked else "loaded"
+            return UnitState(name, load, "active", "running", "success", 100, crashes)
+        load = "masked" if name in world.masked else "loaded" if world.exists(name) else "not-found"
+        return UnitState(name, load, "inactive", "dead", "success", 0, 0)
 
     def relations(self, names: Sequence[str]) -> dict[str, Relations]:
         return {name: Relations(self.world.after.get(name, frozenset())) for name in names if self.world.exists(name)}
@@ -145,9 +150,10 @@ class FakeUnits:
     def start(self, name: str, timeout_s: float) -> None:
         world = self.world
         world.begin("start", name)
-        if not world.exists(name):
+        if not world.exists(name) or name in world.masked:
             raise OperationError(ErrorCode.UNIT_FAILED, f"cannot start {name}: unit not found")
-        world.running.setdefault(name, (world.shown[Kind.SYSEXT], world.now_s))
+        if name not in world.brief:
+            world.running.setdefault(name, (world.shown[Kind.SYSEXT], world.now_s))
         world.fuse.tick()
 
     def stop(self, name: str, timeout_s: float) -> None:
@@ -459,7 +465,6 @@ def engine_on(
 def observe(world: World) -> Observed:
     """What the daemon would gather before a plan."""
     held = {image: keys for image, keys in world.releases.items() if image in world.images}
-    units = [unit for runtime_id in world.runtimes for unit in world.owned(runtime_id)]
     return Observed(
         target="virtual",
         arch="x86_64",
@@ -472,7 +477,6 @@ def observe(world: World) -> Observed:
         images=dict.fromkeys(world.images, 1000),
         releases=held,
         merged=FakeOverlay(world).merged(),
-        services=FakeUnits(world).states(units),
         free_bytes=1 << 40,
         inference=FakeInference(world).describe(1.0),
         bystanders=Bystanders(tuple(sorted(world.of_the_base))),

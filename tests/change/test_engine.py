@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, parse_record
 from agent.change.step import Shutdown
+from agent.change.steps.absence import Absence
+from agent.change.steps.confirm_health import ConfirmHealth
 from agent.change.steps.stop_services import all_of
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.local import disable
 from agent.contract.manifest import Manifest
 from agent.extensions import Kind
-from agent.plan import ChangeKind, NpuFacts, Wanted, plan_change
+from agent.plan import Bystanders, ChangeKind, NpuFacts, Wanted, plan_change
 from agent.ports.files import write_durably
-from tests.change.fakes import FakeClock, World, engine_on, observe, plan_on
+from tests.change.fakes import FakeClock, FakeInference, FakeUnits, World, engine_on, observe, plan_on
 from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, R3, board, deploy, watched
 
@@ -209,11 +213,94 @@ def test_a_damaged_image_of_a_rollback_is_refused_before_a_service_stops() -> No
     assert not [call for call in world.calls if call[0] == "stop"]
 
 
+@pytest.mark.parametrize("bad", ["", "cpu"])
+def test_a_bystander_that_fails_is_a_warning_and_no_reason_to_go_back_or_to_be_stuck(bad: str) -> None:
+    world = watched(board(R1, previous=R0))
+    world.bad = {R2.id: bad}
+    world.fail_when = lambda call, _: (
+        OperationError(ErrorCode.UNIT_FAILED, f"cannot {call[0]} viewer.service")
+        if call in (("start", "viewer.service"), ("stop", "viewer.service"))
+        else None
+    )
+    record = run(world, deploy(R2)())
+    assert record.outcome is (Outcome.REVERTED if bad else Outcome.APPLIED)
+    assert {step.kind: step.warning for step in record.steps if step.warning} == {
+        "stop_services": "cannot stop viewer.service",
+        "start_services": "cannot start viewer.service",
+    }
+
+
+def test_a_bystander_that_ends_by_itself_has_nothing_to_prove() -> None:
+    world = watched(board(R1, previous=R0))
+    world.brief = {"viewer.service"}
+    assert run(world, deploy(R2)()).outcome is Outcome.APPLIED
+
+
+def test_a_job_is_left_alone_and_named() -> None:
+    world = board(R1)
+    others = Bystanders(jobs=("backup.service",))
+    steps = plan_change(replace(observe(world), bystanders=others), Wanted(ChangeKind.REFRESH, None))
+    record = engine_on(world).run(NewChange("refresh", "root", R1.id, R1.id, steps), lambda _: None, lambda: False)
+    assert [step.warning for step in record.steps if step.warning] == [
+        "backup.service runs from an image that leaves; it is a job that ends by itself, and is left alone"
+    ]
+    assert not [call for call in world.calls if "backup.service" in call]
+
+
+def test_the_remedy_of_an_unhealthy_set_names_the_unit_that_is() -> None:
+    world = board(R1)
+    memo = {"units": ["pose.service", "viewer.service"]}
+    unused: Any = None
+    report: Any = SimpleNamespace(fact=lambda name, value: None)
+    step = ConfirmHealth(FakeUnits(world), unused, FakeInference(world), FakeClock(world), Absence(FakeClock(world)))
+    with pytest.raises(OperationError) as caught:
+        step.do({}, memo, report)
+    assert caught.value.message == "cannot confirm the new set: viewer.service is not-found"
+    assert caught.value.remedy == "See why: journalctl -b -n 50 -u viewer.service"
+
+
 def test_a_service_stopped_by_somebody_stays_stopped() -> None:
     world = board(R1)
     world.running = {}
     record = run(world, deploy(R2)())
     assert (record.outcome, world.running) == (Outcome.APPLIED, {})
+
+
+def test_a_unit_that_was_left_out_here_is_not_started() -> None:
+    without_app = disable(R1, "pose-app")
+    world = board(without_app)
+    world.running, world.missing = {}, {"pose.service"}
+    record = run(world, Wanted(ChangeKind.REFRESH, None))
+    assert (record.outcome, record.reason, world.running) == (Outcome.APPLIED, None, {})
+
+
+def test_a_service_stopped_after_the_plan_was_made_stays_stopped() -> None:
+    world = board(R1)
+    change = change_on(world, deploy(R2)())
+    world.running = {}
+    record = engine_on(world).run(change, lambda _: None, lambda: False)
+    assert (record.outcome, world.running) == (Outcome.APPLIED, {})
+
+
+def test_after_a_stuck_change_a_stopped_service_is_no_wish() -> None:
+    world = board(R1)
+    steps = plan_change(replace(observe(world), after_stuck=True), Wanted(ChangeKind.REFRESH, None))
+    world.running = {}
+    engine_on(world).run(NewChange("refresh", "root", R1.id, R1.id, steps), lambda _: None, lambda: False)
+    assert set(world.running) == {"pose.service"}
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("bad", ["", "cpu"])
+def test_a_masked_service_is_never_started(runs: bool, bad: str) -> None:
+    world = watched(board(R1, previous=R0))
+    world.masked = {"pose.service", "viewer.service"}
+    world.bad = {R2.id: bad}
+    if not runs:
+        world.running = {}
+    record = run(world, deploy(R2)())
+    assert (record.outcome, world.running) == (Outcome.APPLIED, {})
+    assert not [call for call in world.calls if call[0] == "start"]
 
 
 def test_a_clean_up_that_fails_after_the_commit_is_a_warning() -> None:

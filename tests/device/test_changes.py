@@ -92,6 +92,42 @@ def test_a_service_that_maps_the_model_restarts_with_it_and_one_that_does_not_go
     wait_until_serving(serving, SERVING_S)
 
 
+def test_what_ends_by_itself_and_what_is_masked_keep_no_change_back(serving: Board, project: Reference) -> None:
+    model = serving.exec(["find", "/usr/share/avocado", "-name", "*.tflite"]).stdout.split()[0]
+    once = f"/bin/sh -c 'test -e /run/ran || {{ touch /run/ran; exec /usr/bin/python3 -I /run/map.py {model}; }}'"
+    write(serving, "/run/map.py", PROGRAM)
+    write(serving, "/run/systemd/system/batch.service", f"[Service]\nExecStart={once}\n")
+    write(serving, "/run/systemd/system/job.service", f"{UNIT.format(path=model)}Type=oneshot\n")
+    serving.exec(["systemctl", "daemon-reload"])
+    serving.exec(["systemctl", "start", "--no-block", "batch.service", "job.service"])
+    assert holds_within(lambda: all(maps(serving, unit, model) for unit in ("batch.service", "job.service")), 20)
+    job = shown(serving, "job.service", "MainPID")
+    line = ("-H", BOARD, "-o", "json", "rollback")
+    try:
+        document = project.avocadoctl(*line, board=serving, timeout_s=200).document
+        assert document["outcome"] == "applied"
+        assert shown(serving, "job.service", "MainPID") == job
+        assert shown(serving, "batch.service", "ActiveState") == "inactive"
+        stop = next(step for step in document["steps"] if step["kind"] == "stop_services")
+        assert stop["inputs"]["bystanders"] == ["batch.service"]
+        assert stop["warning"].startswith("job.service runs from an image that leaves")
+
+        serving.exec(["systemctl", "mask", "--runtime", "pose.service"])
+        document = project.avocadoctl(*line, board=serving, timeout_s=200).document
+        assert document["outcome"] == "applied"
+        assert shown(serving, "pose.service", "ActiveState") == "inactive"
+    finally:
+        serving.exec(["systemctl", "stop", "job.service"])
+        serving.exec(["systemctl", "unmask", "--runtime", "pose.service"])
+        serving.exec(["systemctl", "start", "pose.service"])
+    wait_until_serving(serving, SERVING_S)
+
+
+def maps(board: Board, unit: str, path: str) -> bool:
+    found = board.exec(["cat", f"/proc/{shown(board, unit, 'MainPID')}/maps"], check=False)
+    return Path(path).name in found.stdout
+
+
 def test_a_board_whose_pose_service_hangs_says_so_and_rolls_back(serving: Board, project: Reference) -> None:
     assert project.status(serving)["previous"] is not None
     serving.exec(["systemctl", "freeze", "pose.service"])

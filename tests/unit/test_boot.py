@@ -9,6 +9,8 @@ import pytest
 
 from agent.boot import BootHalf
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.local import disable
+from agent.extensions import Kind
 from agent.observe import Disk
 from tests.change.fakes import Call, FakeImages, FakeIndexer, FakeOverlay, FakeRuntimes, FakeStore, FakeUnits, World
 from tests.change.stories import R1, board
@@ -48,6 +50,18 @@ def test_a_runtime_without_an_index_gets_one_before_a_module_is_asked_for(tmp_pa
     boot(world, tmp_path / "marker")
     assert effects(world)[:4] == [("index",), ("stage", R1.id), ("show", R1.id), ("run", "modprobe", "--", "simnpu")]
     assert world.indexes[R1.id] in world.images
+
+
+def test_what_is_masked_or_left_out_here_is_not_started_and_no_problem(tmp_path: Path) -> None:
+    world = booted()
+    world.masked = {"pose.service"}
+    assert boot(world, tmp_path / "masked") == []
+    without_app = disable(R1, "pose-app")
+    world.runtimes[without_app.id], world.indexes[without_app.id] = without_app, world.indexes[R1.id]
+    world.active, world.shown = without_app.id, dict.fromkeys(Kind, without_app.id)
+    world.masked, world.missing = set(), {"pose.service"}
+    assert boot(world, tmp_path / "left out") == []
+    assert world.running == {}
 
 
 @pytest.mark.parametrize("broken", ["index", "show", "run", "relations"])

@@ -31,6 +31,7 @@ class Board:
     carries: set[str] = field(default_factory=lambda: {LIBRARY})
     stops: dict[str, set[str]] = field(default_factory=dict)
     inactive: set[str] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
     unread: tuple[Process, ...] = ()
     damaged: bool = False
 
@@ -47,7 +48,7 @@ class Board:
 
     def states(self, names: Sequence[str]) -> dict[str, UnitState]:
         active = {name: "inactive" if name in self.inactive else "active" for name in names}
-        return {name: UnitState(name, "loaded", active[name], "", "", 1, 0) for name in names}
+        return {name: UnitState(name, "loaded", active[name], "", "", 1, 0, is_job=name in self.jobs) for name in names}
 
     def find(self, owned: Sequence[str] = ("pose.service",)) -> Bystanders:
         store: Any = SimpleNamespace(image=lambda image_id: Path("/state/images/x.raw"))
@@ -79,7 +80,14 @@ def test_what_goes_down_with_a_stopped_unit_is_stopped_and_started_too_where_it_
 def test_a_damaged_image_and_a_process_that_cannot_be_read_are_no_reason_to_stay() -> None:
     hung = Process(12, "python3", "D", "simnpu_wait", "other.service")
     board = Board({"viewer.service": {LIBRARY}}, damaged=True, unread=(hung,))
-    assert board.find() == Bystanders((), ("pid 12 (python3, state D in simnpu_wait) of other.service",))
+    assert board.find() == Bystanders(unread=("pid 12 (python3, state D in simnpu_wait) of other.service",))
+
+
+def test_a_job_that_ends_by_itself_is_named_and_left_alone_where_it_is_no_units_own() -> None:
+    board = Board({"backup.service": {LIBRARY}, "viewer.service": {LIBRARY}, "pose.service": {LIBRARY}})
+    board.jobs = {"backup.service", "pose.service", "nightly.service"}
+    board.stops = {"viewer.service": {"nightly.service", "kiosk.service"}}
+    assert board.find() == Bystanders(("viewer.service", "kiosk.service"), jobs=("backup.service",))
 
 
 def test_nothing_leaves_and_nobody_is_asked() -> None:

@@ -95,7 +95,7 @@ UNITS = [
 @pytest.mark.parametrize(("state", "reason"), UNITS)
 def test_a_unit_that_does_not_stay_active_is_unhealthy_at_once(state: UnitState, reason: str) -> None:
     verdict, at = life(at_30_fps, unit=lambda t: state if t >= 1 else UNIT)
-    assert (verdict, at) == (Verdict(Health.UNHEALTHY, reason), 1.0)
+    assert (verdict, at) == (Verdict(Health.UNHEALTHY, reason, UNIT.name), 1.0)
 
 
 def test_restarts_from_before_the_change_do_not_count() -> None:

@@ -1,6 +1,9 @@
-"""What `avocadoctl status` says of a pose service that answers, but not as its board could."""
+"""What `avocadoctl status` says of services that are down, and of a pose service that answers, but not as it could."""
 
-from agent.observe import inference_problems
+import pytest
+
+from agent.health import UnitState
+from agent.observe import inference_problems, service_problems
 
 
 def test_a_serving_npu_is_no_problem() -> None:
@@ -33,3 +36,19 @@ def test_a_missing_camera_is_a_problem_and_names_it() -> None:
     document = {"state": "no-camera", "camera": {"source": "v4l2:/dev/video0", "problem": "No such device"}}
     (problem,) = inference_problems(document)
     assert problem["message"] == "the pose service has no camera (v4l2:/dev/video0): No such device"
+
+
+@pytest.mark.parametrize(
+    ("load", "partial", "said"),
+    [
+        ("loaded", True, ["pose.service is inactive (success)"]),
+        ("masked", False, ["pose.service is masked"]),
+        ("not-found", False, ["pose.service is not installed"]),
+        ("not-found", True, []),
+    ],
+)
+def test_a_service_that_is_down_is_a_problem_unless_it_was_left_out_here(
+    load: str, partial: bool, said: list[str]
+) -> None:
+    units = {"pose.service": UnitState("pose.service", load, "inactive", "dead", "success", 0, 0)}
+    assert [problem["message"] for problem in service_problems(units, partial=partial)] == said

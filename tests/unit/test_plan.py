@@ -11,15 +11,14 @@ from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.extensions import Kind, MergedSet
-from agent.health import InferenceState, UnitState
-from agent.plan import SPARE_BYTES, ChangeKind, NpuFacts, Observed, StepSpec, Wanted, plan_change
+from agent.health import InferenceState
+from agent.plan import SPARE_BYTES, Bystanders, ChangeKind, NpuFacts, Observed, StepSpec, Wanted, plan_change
 from tests.change.sets import OS_RELEASE, releases, runtime, with_keys
 
 R0 = runtime("0", pose_model="0")
 R1 = runtime("1")
 R2 = runtime("2", pose_model="2")
 AGENT = runtime("3", avocado_agent="3")
-POSE = UnitState("pose.service", "loaded", "active", "running", "success", 100, 0)
 INFERENCE = InferenceState("serving", "npu", "ok", "npu", "movenet 1", 99, True, True, ("/dev/simnpu0",), 0.2, 1)
 WHOLE = [
     "fetch_images",
@@ -59,7 +58,6 @@ def board(active: Manifest | None = R1, *others: Manifest, **changed: Any) -> Ob
         images={e.image_id: e.size_bytes for m in staged for e in m.extensions},
         releases=releases(*staged),
         merged=links(active) if active else MergedSet({}),
-        services={"pose.service": POSE} if active else {},
         free_bytes=1 << 40,
         inference=INFERENCE if active else None,
     )
@@ -128,11 +126,10 @@ def test_a_change_of_etc_that_was_asked_for_from_afar_waits_for_the_host(kind: C
 
 def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:
     steps = plan_change(board(R1), deploy(R2))
-    stop, start = step(steps, "stop_services"), step(steps, "start_services")
+    stop = step(steps, "stop_services")
     assert stop["units"] == ["pose.service"]
     assert names(stop["leaving"]) == names(stop["images"]) == ["pose-model"]
     assert (stop["leaving"][0]["version"], stop["images"][0]["version"]) == ("1", "2")
-    assert start["stay_stopped"] == []
     assert names(step(steps, "fetch_images")["extensions"]) == [e.name for e in R2.extensions]
     assert names(step(steps, "fetch_images")["held"]) == [e.name for e in R1.extensions]
 
@@ -150,23 +147,13 @@ def test_the_agent_is_never_among_the_units() -> None:
     assert step(steps, "stop_services")["units"] == step(steps, "start_services")["units"] == []
 
 
-def test_a_service_that_somebody_stopped_stays_stopped() -> None:
-    stopped = {"pose.service": replace(POSE, active="inactive", sub="dead", main_pid=0)}
-    assert step(plan_change(board(R1, services=stopped), deploy(R2)), "start_services")["stay_stopped"] == [
-        "pose.service"
-    ]
-
-
-@pytest.mark.parametrize("active", ["failed", "activating"])
-def test_a_service_that_fails_is_one_that_somebody_wants(active: str) -> None:
-    services = {"pose.service": replace(POSE, active=active)}
-    assert step(plan_change(board(R1, services=services), deploy(R2)), "start_services")["stay_stopped"] == []
-
-
-def test_after_a_stuck_change_a_stopped_service_is_no_wish() -> None:
-    services = {"pose.service": replace(POSE, active="inactive")}
-    observed = board(R1, services=services, after_stuck=True)
-    assert step(plan_change(observed, deploy(R2)), "start_services")["stay_stopped"] == []
+def test_bystanders_stop_with_the_units_and_are_told_from_them() -> None:
+    others = Bystanders(("pose.service", "viewer.service"), jobs=("backup.service",), unread=("pid 3",))
+    steps = plan_change(board(R1, bystanders=others), deploy(R2))
+    stop = step(steps, "stop_services")
+    assert (stop["units"], stop["bystanders"]) == (["pose.service", "viewer.service"], ["viewer.service"])
+    assert (stop["jobs"], stop["unread"]) == (["backup.service"], ["pid 3"])
+    assert step(steps, "confirm_health")["bystanders"] == ["viewer.service"]
 
 
 def test_the_npu_is_as_the_service_describes_it_or_as_the_last_change_knew_it() -> None:

@@ -38,8 +38,9 @@ class ConfirmHealth:
     cancellable = False
 
     def prepare(self, inputs: Inputs) -> Memo:
-        """Which units have to prove themselves."""
-        return {"units": self.affected.to_start(inputs)}
+        """Which units have to prove themselves: bystanders are no part of the set."""
+        others = inputs.get("bystanders", ())
+        return {"units": [unit for unit in self.affected.to_start(inputs) if unit not in others]}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Healthy was said. Raises `unhealthy` with the reason."""
@@ -62,7 +63,7 @@ class ConfirmHealth:
                 raise OperationError(
                     ErrorCode.UNHEALTHY,
                     f"cannot confirm the new set: {verdict.reason}",
-                    f"See why: journalctl -b -n 50 -u {names[0]}",
+                    f"See why: journalctl -b -n 50 -u {verdict.unit or INFERENCE_UNIT}",
                 )
             self.clock.sleep(POLL_S)
 

@@ -63,17 +63,27 @@ class AffectedUnits:
     def __init__(self, units: Units, releases: Releases) -> None:
         self._units = units
         self._releases = releases
+        self._stay_stopped: Sequence[str] = ()
+
+    def leave_stopped(self, units: Sequence[str]) -> None:
+        """Somebody had stopped these. Kept in memory: a change that another start finds before its commit reverts."""
+        self._stay_stopped = units
 
     def to_stop(self, inputs: Mapping[str, Any]) -> list[str]:
         """Owned by an image that leaves or by one that comes, whoever shipped the unit file, in start order."""
         return self._ordered(unit for unit in (*inputs["units"], *self._coming(inputs)) if unit != AGENT_UNIT)
 
     def to_start(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Those of the images that come, and those that were stopped and still exist; never what was stopped before."""
-        states = self._units.states(inputs["units"])
-        remaining = [unit for unit in inputs["units"] if unit in states and states[unit].load == "loaded"]
-        wanted = dict.fromkeys((*remaining, *self._coming(inputs)))
-        return self._ordered(unit for unit in wanted if unit != AGENT_UNIT and unit not in inputs["stay_stopped"])
+        """Those of the images that come, and those that were stopped and still exist; never what somebody stopped."""
+        coming = self._coming(inputs)
+        states = self._units.states(list(dict.fromkeys((*inputs["units"], *coming))))
+        remaining = [unit for unit in inputs["units"] if states[unit].load == "loaded"]
+        wanted = [
+            unit
+            for unit in dict.fromkeys((*remaining, *coming))
+            if states[unit].load != "masked" and not (states[unit].load == "not-found" and inputs.get("partial"))
+        ]
+        return self._ordered(unit for unit in wanted if unit != AGENT_UNIT and unit not in self._stay_stopped)
 
     def _ordered(self, units: Iterable[str]) -> list[str]:
         names = list(dict.fromkeys(units))

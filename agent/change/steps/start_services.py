@@ -1,4 +1,4 @@
-"""start_services: the owned services are active, but for those that somebody had stopped before.
+"""start_services: the owned services are active, but for those that somebody had stopped or masked.
 
 A unit that the new set owns and the old one did not is new here, so it starts: that is how a first deploy comes up.
 """
@@ -10,14 +10,14 @@ from functools import partial
 
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.releases import AffectedUnits
-from agent.change.steps.stop_services import START_TIMEOUT_S, STOP_TIMEOUT_S, all_of
+from agent.change.steps.stop_services import START_TIMEOUT_S, STOP_TIMEOUT_S, all_of, sparing
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Units
 
 
 @dataclass(frozen=True, slots=True)
 class StartServices:
-    """Inputs: `units` of the images that left, `images` that came, `stay_stopped`."""
+    """Inputs: `units` of the images that left, the `bystanders` among them, `images` that came, `partial`."""
 
     units: Units
     affected: AffectedUnits
@@ -37,7 +37,10 @@ class StartServices:
             try:
                 self.units.start(name, START_TIMEOUT_S)
             except OperationError as cause:
-                raise self._explained(name, cause) from cause
+                error = self._explained(name, cause)
+                if name not in inputs.get("bystanders", ()):
+                    raise error from cause
+                report.warn(error.message)
 
     def _explained(self, name: str, error: OperationError) -> OperationError:
         """A job says only that it failed; the unit knows whether that was a timeout, a signal or an exit status."""
@@ -48,4 +51,5 @@ class StartServices:
 
     def undo(self, inputs: Inputs, memo: Memo) -> None:
         """They are stopped."""
-        all_of([partial(self.units.stop, name, STOP_TIMEOUT_S) for name in reversed(memo["units"])])
+        stops = {name: partial(self.units.stop, name, STOP_TIMEOUT_S) for name in reversed(memo["units"])}
+        all_of(sparing(inputs, self.kind, stops))

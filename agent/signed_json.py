@@ -4,8 +4,8 @@ The bytes that were signed and the values that are used must not come from two r
 document: repeated keys, fractions, booleans where no boolean belongs, numbers no other reader holds exactly, text that
 is not UTF-8 or is an unpaired surrogate, null, deep nesting, bytes before or after. Of TUF metadata two more things are
 checked, which its library does not: a target's name is one that cannot become a path or a terminal's escape, and a role
-does not list one key under two ids. Raises `metadata-malformed`, `duplicate-member`, `name-refused`,
-`key-counted-twice`, or `metadata-mixed` for another role's document.
+does not list one key under two ids, a delegated one neither. Raises `metadata-malformed`, `duplicate-member`,
+`name-refused`, `key-counted-twice`, or `metadata-mixed` for another role's document.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import re
 from typing import Any
 
+from agent.contract.delta import RELEASES
 from agent.contract.errors import ErrorCode, OperationError
 
 MAX_DEPTH = 16
@@ -63,7 +64,8 @@ def read_strictly(data: bytes, name: str, *, booleans: frozenset[str] | None = _
 def check_metadata(data: bytes, name: str) -> dict[str, Any]:
     """TUF metadata that was read strictly and whose names and keys are what this agent allows.
 
-    `name` is the file's, `timestamp.json` or `3.root.json`: it says which role's document this has to be.
+    `name` is the file's, `timestamp.json` or `3.root.json`: it says which role's document this has to be. A delegated
+    role's is of the type `targets`.
     """
     document = read_strictly(data, name)
     signed = document.get("signed") if isinstance(document, dict) else None
@@ -73,29 +75,39 @@ def check_metadata(data: bytes, name: str) -> dict[str, Any]:
         or not isinstance(document.get("signatures"), list)
     ):
         raise _invalid(name, "it is not signed metadata")
-    role = name.removesuffix(".json").rpartition(".")[2]
-    if signed.get("_type") != role:
+    role = role_of(name)
+    if signed.get("_type") != ("targets" if role == RELEASES else role):
         raise _refused(name, f"it is not a {role} but a {_short(signed.get('_type'))}", ErrorCode.METADATA_MIXED)
     targets = signed.get("targets")
     for target in targets if isinstance(targets, dict) else ():
         if not _TARGET_NAME.match(target) or ".." in target:
             why = f"signed.targets: {_short(target)} is not a name this agent knows"
             raise _refused(name, why, ErrorCode.NAME_REFUSED)
-    if isinstance(signed.get("keys"), dict) and isinstance(signed.get("roles"), dict):
-        _check_distinct_keys(signed, name)
+    delegations = signed.get("delegations")
+    for where, trusted in (("signed", signed), ("signed.delegations", delegations)):
+        if isinstance(trusted, dict) and isinstance(trusted.get("keys"), dict):
+            _check_distinct_keys(trusted, where, name)
     return document
 
 
-def _check_distinct_keys(signed: dict[str, Any], name: str) -> None:
+def role_of(name: str) -> str:
+    """Whose document a file holds: `3.root.json` the root's."""
+    return name.removesuffix(".json").rpartition(".")[2]
+
+
+def _check_distinct_keys(trusted: dict[str, Any], place: str, name: str) -> None:
     """A threshold counts keys, and a key is its material, however it is spelt and whatever id it has."""
-    for role_name, role in signed["roles"].items():
-        where = f"signed.roles.{_plain(role_name[:64])}"
+    roles = trusted.get("roles")
+    if isinstance(roles, list):  # those of a delegation; the root's are an object
+        roles = {str(number): role for number, role in enumerate(roles)}
+    for role_name, role in roles.items() if isinstance(roles, dict) else ():
+        where = f"{place}.roles.{_plain(role_name[:64])}"
         ids = role.get("keyids") if isinstance(role, dict) else None
         if not isinstance(ids, list):
             raise _invalid(name, f"{where} lists no keys")
         seen: dict[bytes, str] = {}
         for key_id in ids:
-            material = _material(signed["keys"], key_id)
+            material = _material(trusted["keys"], key_id)
             if material is None:
                 raise _invalid(name, f"{where}: key {_short(key_id)} is not there")
             if material in seen:

@@ -24,7 +24,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agent.contract.delta import MANIFEST_NAME, Transfer, delta_name, full_name, is_sha256, parse_transfer
+from agent.contract.delta import (
+    MANIFEST_NAME,
+    RELEASES,
+    Transfer,
+    delta_name,
+    full_name,
+    is_sha256,
+    parse_transfer,
+)
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, parse_manifest, parse_time
 from agent.delta.apply import FAULTS
@@ -172,7 +180,8 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
         copy_sound(cache, work)
         documents = run_client(work, anchor, Metadata(fetcher), moment, seen)
         found = _versions(documents, seen)
-        entry = documents["targets"]["signed"]["targets"].get(MANIFEST_NAME)
+        listed = documents[RELEASES]["signed"]["targets"]
+        entry = listed.get(MANIFEST_NAME)
         if entry is None:
             raise untrusted("it offers no manifest", ErrorCode.REPOSITORY_INCOMPLETE)
         manifest = _fetch_manifest(fetcher, entry)
@@ -181,12 +190,14 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
         # The record before the cache: after a power cut between them the cache is older, never the record.
         keep_seen(trust.folder, found, trust.write)
         keep_documents(work, cache, trust.write)
-    return manifest, documents["targets"]["signed"]["targets"]
+    return manifest, listed
 
 
 def _versions(documents: Documents, seen: Seen) -> Seen:
     found = {role: int(documents[role]["signed"]["version"]) for role in ROLES}
-    keys = {role: tuple(sorted(documents["root"]["signed"]["roles"][role]["keyids"])) for role in ROLES}
+    [delegated] = documents["targets"]["signed"]["delegations"]["roles"]
+    roles = {**documents["root"]["signed"]["roles"], RELEASES: delegated}
+    keys = {role: tuple(sorted(roles[role]["keyids"])) for role in ROLES}
     for role, version in found.items():
         if version < (least := seen.floor(role, keys[role])):
             raise rolled_back(f"{role} version {version}, seen {least}")
@@ -196,6 +207,7 @@ def _versions(documents: Documents, seen: Seen) -> Seen:
         timestamp=found["timestamp"],
         snapshot=found["snapshot"],
         targets=found["targets"],
+        releases=found[RELEASES],
         keys=keys,
     )
 

@@ -15,15 +15,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agent.contract.delta import RELEASES
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import format_time, parse_time
 from agent.signed_json import check_metadata, read_strictly
 
 SCHEMA = 1
-ROLES = ("root", "timestamp", "snapshot", "targets")
+ROLES = ("root", "timestamp", "snapshot", "targets", RELEASES)
 MAX_ROOT_BYTES = 64 * 1024
 MAX_METADATA_BYTES = 4 << 20
-_CACHED = ("timestamp.json", "snapshot.json", "targets.json")
+_CACHED = ("timestamp.json", "snapshot.json", "targets.json", f"{RELEASES}.json")
 SEEN_NAMES = ("seen.json", "seen.copy.json")
 _EPOCH = format_time(datetime(1970, 1, 1, tzinfo=UTC))
 
@@ -38,15 +39,16 @@ class Seen:
     timestamp: int = 0
     snapshot: int = 0
     targets: int = 0
+    releases: int = 0
     built_at: str = _EPOCH
-    # The key ids of each role in the root of that time: see floor().
+    # The key ids of each role in the root and the delegation of that time: see floor().
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def floor(self, role: str, keys: tuple[str, ...]) -> int:
-        """The least version of a role that is accepted under a root that names these keys for it.
+        """The least version of a role that is accepted when these keys are named for it.
 
         After an attacker signed version 2^53 with a stolen key no ordinary version counts as newer. TUF's way out
-        (5.3.11) is a root that replaces every key of the role: what the old keys signed can then not come back.
+        (5.3.11) is to replace every key of the role: what the old keys signed can then not come back.
         """
         known = self.keys.get(role)
         if role != "root" and known and keys and not set(known) & set(keys):
@@ -167,6 +169,7 @@ def _load_one(path: Path) -> Seen | OperationError | None:
             timestamp=int(document["timestamp"]),
             snapshot=int(document["snapshot"]),
             targets=int(document["targets"]),
+            releases=int(document["releases"]),
             built_at=document["built_at"],
             keys={role: tuple(map(str, found)) for role, found in document.get("keys", {}).items()},
         )

@@ -14,6 +14,9 @@ from typing import Any
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
+# Who lists a repository's files: the one role that `targets` delegates to, and the names it may list.
+RELEASES = "releases"
+RELEASE_PATHS = (MANIFEST_NAME, "*.full", "*.delta")
 SMALL_CHUNK_BYTES = 256 * 1024
 LARGE_CHUNK_BYTES = 1 << 20
 _SMALL_FILE_BYTES = 64 << 20

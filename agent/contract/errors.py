@@ -34,6 +34,8 @@ class ErrorCode(StrEnum):
     SIGNATURE_INVALID = "signature-invalid"
     THRESHOLD_UNMET = "threshold-unmet"
     KEY_COUNTED_TWICE = "key-counted-twice"
+    DELEGATION_REFUSED = "delegation-refused"
+    NOT_DELEGATED = "not-delegated"
     ROOT_EXPIRED = "root-expired"
     METADATA_EXPIRED = "metadata-expired"
     REPOSITORY_STALE = "repository-stale"
@@ -143,11 +145,13 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.NAME_REFUSED: 76,
     ErrorCode.ENTRY_INVALID: 77,
     ErrorCode.REPOSITORY_INCOMPLETE: 78,
+    ErrorCode.DELEGATION_REFUSED: 79,
     ErrorCode.FETCH_UNBOUNDED: 80,
     ErrorCode.FETCH_WRONG_PART: 81,
     ErrorCode.NOT_HTTP: 82,
     ErrorCode.LENGTH_MISMATCH: 83,
     ErrorCode.DELTA_WRONG_RESULT: 84,
+    ErrorCode.NOT_DELEGATED: 85,
 }
 
 # What whoever stands between a board and its repository can bring about without a key. It says nothing about a runtime.

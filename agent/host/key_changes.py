@@ -1,9 +1,12 @@
-"""Changes of the keys: a new root version, signed by the keys before and by the keys after.
+"""Changes of the keys: a new root version, signed by the keys before and by the keys after, or a new delegation.
 
-Every change makes the next version of `root.json` in `next/`, with the private keys that come with it. It holds once it
-carries the signatures that the root before it and it itself demand; until then the folder works as before, and
-`next/root.json` can be carried from one holder of a root key to the next, each adding theirs with `keys sign`. Boards
-follow every version from their own to the newest, so none is left out. A key that is replaced moves to `retired/`.
+A change of root, targets or online keys makes the next version of `root.json` in `next/`, with the private keys that
+come with it. It holds once it carries the signatures that the root before it and it itself demand; until then the
+folder works as before, and `next/root.json` can be carried from one holder of a root key to the next, each adding theirs
+with `keys sign`. Boards follow every version from their own to the newest, so none is left out.
+
+A change of the release signers is the owner's alone: the next `targets.json`, signed by a targets key, holds at once. A
+key that is replaced moves to `retired/`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,8 +24,25 @@ from securesystemslib.signer import Key, SSlibKey
 from tuf.api.metadata import Metadata, Root
 from tuf.api.serialization import DeserializationError
 
+from agent.contract.delta import RELEASES
 from agent.contract.errors import ErrorCode, OperationError
-from agent.host.keys import ROLES, ROOT_JSON, ROOT_LIFE, Keys, check_name, keep_root, key_named, name_of, with_name
+from agent.host.delegation import is_signed, keep_delegation, next_delegation
+from agent.host.keys import (
+    ROLES,
+    ROOT_JSON,
+    ROOT_LIFE,
+    TARGETS_JSON,
+    Keys,
+    Trusted,
+    check_name,
+    keep_root,
+    key_named,
+    keys_in,
+    name_of,
+    roles_in,
+    roles_of,
+    with_name,
+)
 from agent.host.pkcs11 import read_public
 
 NEXT = "next"
@@ -32,37 +52,43 @@ _MOST_KEYS_OF_A_ROLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a change: whether it holds, and how many signatures of which are still missing if not."""
+    """What became of a change: whether it holds, and how many root signatures are still missing if not.
 
+    `role`: whose next version it is, root's or targets'. `delegation`: the version of the delegation that was signed
+    along with a root.
+    """
+
+    role: str
     version: int
     holds: bool
     missing: int
     signed_by: tuple[str, ...]
+    delegation: int | None = None
 
 
 def rotate(keys: Keys, name: str, *, now: datetime | None = None) -> Outcome:
     """A new key takes the place of one. Raises `keys`."""
 
-    def change(root: Root, folder: Path) -> None:
-        old = key_named(root, name)
+    def change(trusted: Trusted, folder: Path) -> None:
+        old = key_named(trusted, name)
         new = keys.make(folder / f"{name}.pem")
-        for role in [role for role, found in root.roles.items() if old.keyid in found.keyids]:
-            root.revoke_key(old.keyid, role)
-            root.add_key(new, role)
+        for role in roles_of(trusted, old.keyid):
+            trusted.revoke_key(old.keyid, role)
+            trusted.add_key(new, role)
 
-    return _change(keys, change, now)
+    return _changer(keys, name)(keys, change, now)
 
 
 def revoke(keys: Keys, name: str, *, threshold: int | None = None, now: datetime | None = None) -> Outcome:
     """A key counts no more. Raises `keys` when too few would be left: that key has to be rotated."""
 
-    def change(root: Root, folder: Path) -> None:
-        old = key_named(root, name)
-        for role in [role for role, found in root.roles.items() if old.keyid in found.keyids]:
-            root.revoke_key(old.keyid, role)
-            _demand(root, role, threshold)
+    def change(trusted: Trusted, folder: Path) -> None:
+        old = key_named(trusted, name)
+        for role in roles_of(trusted, old.keyid):
+            trusted.revoke_key(old.keyid, role)
+            _demand(trusted, role, threshold)
 
-    return _change(keys, change, now)
+    return _changer(keys, name)(keys, change, now)
 
 
 def add(
@@ -75,26 +101,32 @@ def add(
     threshold: int | None = None,
     now: datetime | None = None,
 ) -> Outcome:
-    """One more key for `root`, `targets` (releases) or `online`: made here, or its public half, or a token's."""
+    """One more key for `root`, `targets`, `releases` or `online`: made here, or its public half, or a token's."""
 
     check_name(name)  # before it becomes a file's
 
-    def change(root: Root, folder: Path) -> None:
-        if any(name_of(root, key_id) == name for key_id in root.keys):
-            raise OperationError(ErrorCode.KEYS, f"cannot add key {name}: there is one", "avocadoctl keys list")
+    if any(key.name == name for key in keys.list()):
+        raise OperationError(ErrorCode.KEYS, f"cannot add key {name}: there is one", "avocadoctl keys list")
+
+    def change(trusted: Trusted, folder: Path) -> None:
         key = _public(keys, folder, name, public, uri)
         for role in ROLES[group]:
-            root.add_key(key, role)
-            _demand(root, role, threshold)
+            trusted.add_key(key, role)
+            _demand(trusted, role, threshold)
 
-    return _change(keys, change, now)
+    return (_change_signers if group == RELEASES else _change_root)(keys, change, now)
 
 
 def sign(keys: Keys, *, now: datetime | None = None) -> Outcome:
-    """Add the signatures of the root keys that are here: to the pending change, else to a renewed root."""
+    """Sign a pending change with the root keys here; without one, renew root and delegation, as far as keys are here."""
     if (keys.folder / NEXT).exists():
-        return _settle(keys, _pending(keys))
-    return _change(keys, lambda root, folder: None, now)
+        return _settle(keys, _pending(keys), now)
+    if not _is_owner_here(keys):
+        return _change_root(keys, _as_it_is, now)
+    if not _can_sign(keys, "root"):
+        return _change_signers(keys, _as_it_is, now)
+    outcome = _change_root(keys, _as_it_is, now)
+    return replace(outcome, delegation=_change_signers(keys, _as_it_is, now).version) if outcome.holds else outcome
 
 
 def drop(keys: Keys) -> None:
@@ -102,13 +134,47 @@ def drop(keys: Keys) -> None:
     shutil.rmtree(keys.folder / NEXT, ignore_errors=True)
 
 
-def _change(keys: Keys, change: Callable[[Root, Path], None], now: datetime | None) -> Outcome:
+_Change = Callable[[Trusted, Path], None]
+
+
+def _as_it_is(trusted: Trusted, folder: Path) -> None:
+    """The next version with the same keys."""
+
+
+def _changer(keys: Keys, name: str) -> Callable[[Keys, _Change, datetime | None], Outcome]:
+    """What changes the document that names this key."""
+    signs = {key.name: key.roles for key in keys.list()}
+    return _change_signers if RELEASES in signs.get(name, ()) else _change_root
+
+
+def _change_root(keys: Keys, change: _Change, now: datetime | None) -> Outcome:
     root = keys.root().signed
     root.version += 1
     root.expires = (now or datetime.now(UTC)).replace(microsecond=0) + ROOT_LIFE
     with _next_folder(keys) as folder:
         change(root, folder)
-        return _settle(keys, Metadata(root))
+        return _settle(keys, Metadata(root), now)
+
+
+def _change_signers(keys: Keys, change: _Change, now: datetime | None) -> Outcome:
+    before = keys.delegation().signed
+    with _next_folder(keys) as folder:
+        signed = next_delegation(keys, lambda targets: change(targets, folder), now)
+        _move_keys(keys, before, signed.signed)
+        keep_delegation(keys, signed)
+        shutil.rmtree(folder)
+    root = keys.root().signed
+    by = tuple(name_of(root, key_id) for key_id in signed.signatures)
+    return Outcome("targets", signed.signed.version, holds=True, missing=0, signed_by=by)
+
+
+def _can_sign(keys: Keys, role: str) -> bool:
+    root = keys.root().signed
+    return any(keys.is_here(name_of(root, key_id)) for key_id in root.roles[role].keyids)
+
+
+def _is_owner_here(keys: Keys) -> bool:
+    return (keys.folder / TARGETS_JSON).exists() and _can_sign(keys, "targets")
 
 
 @contextmanager
@@ -129,7 +195,7 @@ def _next_folder(keys: Keys) -> Iterator[Path]:
         raise
 
 
-def _settle(keys: Keys, signed: Metadata[Root]) -> Outcome:
+def _settle(keys: Keys, signed: Metadata[Root], now: datetime | None) -> Outcome:
     """Sign with every root key that is here, of the root before and of this one; keep it when that is enough."""
     before, after = keys.root().signed, signed.signed
     folder = keys.folder / NEXT
@@ -147,13 +213,14 @@ def _settle(keys: Keys, signed: Metadata[Root]) -> Outcome:
     )
     if missing:
         (folder / ROOT_JSON).write_bytes(signed.to_bytes())
-        return Outcome(after.version, holds=False, missing=missing, signed_by=by)
-    _retire(keys, before, after)
-    for path in [*folder.glob("*.pem"), *folder.glob("*.uri")]:
-        path.replace(keys.folder / path.name)
+        return Outcome("root", after.version, holds=False, missing=missing, signed_by=by)
+    _move_keys(keys, before, after)
     keep_root(keys.folder, signed)
     shutil.rmtree(folder)
-    return Outcome(after.version, holds=True, missing=0, signed_by=by)
+    outcome = Outcome("root", after.version, holds=True, missing=0, signed_by=by)
+    if _is_owner_here(keys) and not is_signed(keys):  # the key that had signed it was replaced
+        outcome = replace(outcome, delegation=_change_signers(keys, _as_it_is, now).version)
+    return outcome
 
 
 def _missing(signed: Metadata[Root], by: Root) -> int:
@@ -161,13 +228,17 @@ def _missing(signed: Metadata[Root], by: Root) -> int:
     return max(0, result.threshold - len(result.signed))
 
 
-def _retire(keys: Keys, before: Root, after: Root) -> None:
-    for key_id in before.keys.keys() - after.keys.keys():
+def _move_keys(keys: Keys, before: Trusted, after: Trusted) -> None:
+    """What is replaced moves to `retired/`, what is new to its place."""
+    for key_id in keys_in(before).keys() - keys_in(after).keys():
         name = name_of(before, key_id)
         for path in (keys.folder / f"{name}.pem", keys.folder / f"{name}.uri"):
             if path.exists():
                 (keys.folder / RETIRED).mkdir(mode=0o700, exist_ok=True)
                 path.replace(keys.folder / RETIRED / f"{name}-{key_id[:8]}{path.suffix}")
+    folder = keys.folder / NEXT
+    for path in [*folder.glob("*.pem"), *folder.glob("*.uri")]:
+        path.replace(keys.folder / path.name)
 
 
 def _pending(keys: Keys) -> Metadata[Root]:
@@ -205,8 +276,8 @@ def _public(keys: Keys, folder: Path, name: str, public: Path | None, uri: str |
     return with_name(SSlibKey.from_crypto(loaded), name)
 
 
-def _demand(root: Root, role: str, threshold: int | None) -> None:
-    found = root.roles[role]
+def _demand(trusted: Trusted, role: str, threshold: int | None) -> None:
+    found = roles_in(trusted)[role]
     if threshold is not None and role == "root":
         found.threshold = threshold
     if not 1 <= found.threshold <= len(found.keyids) <= _MOST_KEYS_OF_A_ROLE:

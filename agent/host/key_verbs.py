@@ -1,6 +1,6 @@
 """`avocadoctl keys ...`: make the signing keys of a project, see which are here, and change who may sign.
 
-Every change of keys is a new signed root, which boards follow once it is published.
+Every change of keys is a new signed root, or a new list of release signers; boards follow once it is published.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from agent.host.first_keys import init_keys
 from agent.host.key_changes import NEXT, Outcome, add, drop, revoke, rotate, sign
-from agent.host.keys import PASSPHRASE_VARIABLE, ROLES, ROOT_JSON, Keys, find_passphrase, init_keys
+from agent.host.keys import PASSPHRASE_VARIABLE, ROLES, ROOT_JSON, Keys, find_passphrase
 
 DEFAULT_FOLDER = Path("keys")
 
 _EXAMPLES = """\
 examples:
-  avocadoctl keys init                                  root, targets and online
+  avocadoctl keys init                                  root, targets, releases and online
   avocadoctl keys init --root-keys 3 --root-threshold 2
-  avocadoctl keys add targets ci                        one more key that may sign releases
-  avocadoctl keys add targets hsm --uri 'pkcs11:token=T;object=K?module-path=/usr/lib/softhsm/libsofthsm2.so'
+  avocadoctl keys add releases ci                       one more key that may sign releases
+  avocadoctl keys add releases hsm --uri 'pkcs11:token=T;object=K?module-path=/usr/lib/softhsm/libsofthsm2.so'
   avocadoctl keys rotate online                         after its machine was lost
   avocadoctl keys revoke ci
-  avocadoctl keys sign                                  a pending change; without one, renew the root's year"""
+  avocadoctl keys sign                                  a pending change; without one, renew root and targets"""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,7 +39,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     verbs = keys.add_subparsers(dest="keys_verb", required=True, metavar="VERB")
 
-    init = verbs.add_parser("init", help="make the root key (keep it offline) and the online keys")
+    init = verbs.add_parser("init", help="make the root key (keep it offline) and all others")
     init.add_argument("--root-keys", type=int, default=1, metavar="N", help="how many root keys (default: 1)")
     init.add_argument(
         "--root-threshold", type=int, metavar="N", help="how many of them must sign a change of keys (default: all)"
@@ -49,14 +50,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for verb in (renew, end):
         verb.add_argument("name", metavar="NAME", help="as 'keys list' shows it")
     more = verbs.add_parser("add", help="one more key that may sign for a role")
-    more.add_argument("group", choices=list(ROLES), help="targets signs releases, online snapshot and timestamp")
+    more.add_argument(
+        "group", choices=list(ROLES), help="targets signs who releases, releases what boards run, online how new it is"
+    )
     more.add_argument("name", metavar="NAME")
     source = more.add_mutually_exclusive_group()
     source.add_argument("--public", type=Path, metavar="PEM", help="somebody else's: its public half")
     source.add_argument("--uri", metavar="PKCS11", help="a token's: pkcs11:token=T;object=K?module-path=FILE")
     for verb in (more, end):
         verb.add_argument("--threshold", type=int, metavar="N", help="of root: from now on so many must sign")
-    put = verbs.add_parser("sign", help="add this machine's root signatures to a pending change, or renew the root")
+    put = verbs.add_parser("sign", help="sign a pending change with the root keys here, or renew root and targets")
     put.add_argument("--drop", action="store_true", help="drop the pending change instead")
 
     for verb in (init, renew, end, more, put):
@@ -94,12 +97,13 @@ def run_init(arguments: argparse.Namespace) -> int:
         return run_list(arguments)
     print(f"made the keys in {keys.folder}" + ("" if passphrase else ", unlocked as asked"))
     print(f"  {keys.folder / 'root.pem'} signs only changes of keys: keep it offline")
+    print(f"  {keys.folder / 'targets.pem'} signs only who may sign releases: keep it off the machine that publishes")
     print(f"  {keys.folder / 'root.json'} is what boards are provisioned with")
     return 0
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """Print every key of root.json."""
+    """Print every key that is trusted."""
     keys = Keys(arguments.keys)
     found = keys.list()
     if _as_json(arguments):
@@ -115,7 +119,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_sign(arguments: argparse.Namespace) -> int:
-    """Sign a pending change, drop it, or renew the root."""
+    """Sign a pending change, drop it, or renew root and delegation."""
     if arguments.drop:
         drop(open_keys(arguments))
         return 0
@@ -145,7 +149,9 @@ def _changing(change: Callable[[Keys, argparse.Namespace], Outcome]) -> Callable
         if _as_json(arguments):
             print(json.dumps(asdict(outcome)))
         elif outcome.holds:
-            print(f"root version {outcome.version} holds, signed by {', '.join(outcome.signed_by)}")
+            print(f"{outcome.role} version {outcome.version} holds, signed by {', '.join(outcome.signed_by)}")
+            if outcome.delegation:
+                print(f"targets version {outcome.delegation} holds, with the release signers there were")
             print("  boards follow it once it is published: avocadoctl publish, or deploy")
         else:
             by = f"signed by {', '.join(outcome.signed_by)}" if outcome.signed_by else "not signed"

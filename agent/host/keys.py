@@ -1,11 +1,12 @@
 """The signing keys of a project: ed25519, encrypted at rest, never readable by others.
 
 A keys folder holds `root.json`, the signed list of who may sign what, which boards are provisioned with; `roots/`, all
-its versions, by which a board that was away follows from its own to the newest; and for each key `<name>.pem`, its
-private half, or `<name>.uri`, which says where else that is kept (pkcs11.py). After `keys init` these are `root.pem`
-(offline: signs who the others are), `targets.pem` (signs what a board may run) and `online.pem` (signs snapshot and
-timestamp, and is all that `publish --refresh` needs). The root key can leave the machine: publishing does not need it.
-A private key without a passphrase is made only when that was asked for. Changing keys is key_changes.py.
+its versions, by which a board that was away follows from its own to the newest; `targets.json`, the owner's signed list
+of who may sign releases (delegation.py); and for each key `<name>.pem`, its private half, or `<name>.uri`, which says
+where else that is kept (pkcs11.py). After `keys init` these are `root.pem` (offline: signs who the others are),
+`targets.pem` (the owner's: signs who releases), `releases.pem` (signs what a board may run) and `online.pem` (signs
+snapshot and timestamp, and is all that `publish --refresh` needs). The first two can leave the machine: publishing does
+not need them. A private key without a passphrase is made only when that was asked for. Changing keys is key_changes.py.
 """
 
 from __future__ import annotations
@@ -15,34 +16,39 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key, Signer
-from tuf.api.metadata import Metadata, Root
+from tuf.api.metadata import Metadata, Role, Root, Targets
 from tuf.api.serialization import DeserializationError
 
+from agent.contract.delta import RELEASES
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.pkcs11 import open_uri
 
 PASSPHRASE_VARIABLE = "AVOCADO_KEYS_PASSPHRASE"  # noqa: S105 (a variable's name)
 ROOT_JSON = "root.json"
+TARGETS_JSON = "targets.json"
 ROOTS = "roots"
 ROOT_LIFE = timedelta(days=365)
 # Which key file signs which roles.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "root": ("root",),
     "targets": ("targets",),
+    RELEASES: (RELEASES,),
     "online": ("snapshot", "timestamp"),
 }
-# A field of each key in root.json: the name of its file here.
+# A field of each key in root.json and targets.json: the name of its file here.
 NAME_FIELD = "x-avocado-name"
-_LEAST_PASSPHRASE = 8
-_MOST_ROOT_KEYS = 16
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9-]{0,31}\Z")
+
+
+# A document that names keys: the root, or the owner's delegation.
+Trusted = Root | Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,21 @@ class Keys:
                 ErrorCode.KEYS, f"cannot use {self.folder / ROOT_JSON}: it is not signed root metadata"
             ) from cause
 
+    def delegation(self) -> Metadata[Targets]:
+        """The owner's list of who may sign releases, parsed. Raises `keys`."""
+        path = self.folder / TARGETS_JSON
+        try:
+            found = Metadata[Targets].from_bytes(path.read_bytes())
+        except FileNotFoundError as cause:
+            raise OperationError(
+                ErrorCode.KEYS,
+                f"cannot use the keys in {self.folder}: there is no {TARGETS_JSON}",
+                "Copy it from the folder that holds the targets key.",
+            ) from cause
+        except DeserializationError as cause:
+            raise OperationError(ErrorCode.KEYS, f"cannot use {path}: it is not signed targets metadata") from cause
+        return found
+
     def roots(self) -> dict[int, bytes]:
         """Every version of the root that is kept here, the current one included. Raises `keys`."""
         found = {self.root().signed.version: self.root_bytes()}
@@ -94,10 +115,10 @@ class Keys:
 
     def signer(self, role: str) -> Signer:
         """A signer of a role. Raises `keys` when no private key is here, or it is locked, or readable by others."""
-        root = self.root().signed
-        names = [name_of(root, key_id) for key_id in root.roles[role].keyids]
+        trusted = self.delegation().signed if role == RELEASES else self.root().signed
+        names = [name_of(trusted, key_id) for key_id in roles_in(trusted)[role].keyids]
         name = next((name for name in names if self.is_here(name)), names[0])
-        return self.signer_of(name, key_named(root, name))
+        return self.signer_of(name, key_named(trusted, name))
 
     def signer_of(self, name: str, key: Key, folder: Path | None = None) -> Signer:
         """The signer of one key. Raises `keys`, also when the private half is not that key's."""
@@ -112,7 +133,7 @@ class Keys:
         if signer.public_key.keyval != key.keyval:
             raise OperationError(
                 ErrorCode.KEYS,
-                f"cannot sign with {private}: it is not the key that {self.folder / ROOT_JSON} names",
+                f"cannot sign with {private}: it is not the key that is trusted under that name",
                 f"Put the private half of key {key.keyid[:16]} there, or rotate it: avocadoctl keys rotate {name}",
             )
         return signer
@@ -122,16 +143,17 @@ class Keys:
         return any((self.folder / f"{name}{suffix}").exists() for suffix in (".pem", ".uri"))
 
     def list(self) -> list[KeyFile]:
-        """Every key that root.json names."""
-        root = self.root().signed
+        """Every key that root.json names, and targets.json where there is one."""
+        documents: tuple[Trusted, ...] = (self.root().signed,)
+        if (self.folder / TARGETS_JSON).exists():
+            documents += (self.delegation().signed,)
         found = []
-        for key_id in root.keys:
-            name = name_of(root, key_id)
+        for trusted, key_id in ((document, key_id) for document in documents for key_id in keys_in(document)):
+            name = name_of(trusted, key_id)
             path = self.folder / f"{name}.pem"
             encrypted = path.exists() and b"ENCRYPTED" in path.read_bytes()
             place = "file" if path.exists() else "uri" if self.is_here(name) else "elsewhere"
-            roles = tuple(role for role, keys in root.roles.items() if key_id in keys.keyids)
-            found.append(KeyFile(name, roles, key_id, place != "elsewhere", encrypted, place))
+            found.append(KeyFile(name, roles_of(trusted, key_id), key_id, place != "elsewhere", encrypted, place))
         return sorted(found, key=lambda key: (_ORDER.index(key.roles[0]), key.name))
 
     def make(self, path: Path) -> Key:
@@ -141,25 +163,44 @@ class Keys:
         return with_name(signer.public_key, path.stem)
 
 
-_ORDER = ("root", "targets", "snapshot", "timestamp")
+_ORDER = ("root", "targets", RELEASES, "snapshot", "timestamp")
 
 
-def name_of(root: Root, key_id: str) -> str:
+def keys_in(trusted: Trusted) -> dict[str, Key]:
+    """The keys that a document names, by id."""
+    if isinstance(trusted, Root):
+        return trusted.keys
+    return trusted.delegations.keys if trusted.delegations else {}
+
+
+def roles_in(trusted: Trusted) -> Mapping[str, Role]:
+    """The roles that a document gives keys to."""
+    if isinstance(trusted, Root):
+        return trusted.roles
+    return (trusted.delegations and trusted.delegations.roles) or {}
+
+
+def roles_of(trusted: Trusted, key_id: str) -> tuple[str, ...]:
+    """What a key may sign."""
+    return tuple(name for name, role in roles_in(trusted).items() if key_id in role.keyids)
+
+
+def name_of(trusted: Trusted, key_id: str) -> str:
     """What a key is called here."""
-    key = root.keys[key_id]
-    name = key.unrecognized_fields.get(NAME_FIELD)
+    name = keys_in(trusted)[key_id].unrecognized_fields.get(NAME_FIELD)
     if isinstance(name, str) and _NAME.match(name):  # it becomes a file's name
         return name
-    return next(name for name, roles in ROLES.items() if key_id in root.roles[roles[0]].keyids)
+    signs = roles_of(trusted, key_id)
+    return next(name for name, roles in ROLES.items() if roles[0] in signs)
 
 
-def key_named(root: Root, name: str) -> Key:
+def key_named(trusted: Trusted, name: str) -> Key:
     """The key of that name. Raises `keys`."""
-    for key_id in root.keys:
-        if name_of(root, key_id) == name:
-            return root.keys[key_id]
-    known = ", ".join(sorted(name_of(root, key_id) for key_id in root.keys))
-    raise OperationError(ErrorCode.KEYS, f"cannot find key {name}: there are {known}", "avocadoctl keys list")
+    found = {name_of(trusted, key_id): key for key_id, key in keys_in(trusted).items()}
+    if name not in found:
+        known = ", ".join(sorted(found))
+        raise OperationError(ErrorCode.KEYS, f"cannot find key {name}: there are {known}", "avocadoctl keys list")
+    return found[name]
 
 
 def with_name(key: Key, name: str) -> Key:
@@ -177,62 +218,20 @@ def check_name(name: str) -> None:
         )
 
 
-def init_keys(
-    folder: Path,
-    passphrase: bytes | None,
-    *,
-    root_keys: int = 1,
-    root_threshold: int | None = None,
-    now: datetime | None = None,
-) -> Keys:
-    """Make all keys and the first signed root. Raises `keys` when there are some already: they are never replaced.
-
-    `root_keys`: how many root keys there are, of which `root_threshold` (default: all) must sign a change of keys.
-    """
-    taken = [path.name for path in folder.glob("*.pem")] + [path.name for path in folder.glob(ROOT_JSON)]
-    if taken:
-        raise OperationError(
-            ErrorCode.KEYS,
-            f"cannot make keys in {folder}: it already holds {', '.join(sorted(taken))}",
-            "Name another folder; boards trust the keys they were provisioned with.",
-        )
-    if passphrase is not None and len(passphrase) < _LEAST_PASSPHRASE:
-        raise OperationError(
-            ErrorCode.KEYS, f"cannot use this passphrase: it is shorter than {_LEAST_PASSPHRASE} characters"
-        )
-    threshold = root_keys if root_threshold is None else root_threshold
-    if not 1 <= threshold <= root_keys <= _MOST_ROOT_KEYS:
-        raise OperationError(
-            ErrorCode.USAGE,
-            f"cannot demand {threshold} signatures of {root_keys} root keys",
-            f"Make 1 to {_MOST_ROOT_KEYS} root keys, and demand at most as many signatures.",
-        )
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    keys = Keys(folder, passphrase)
-    moment = (now or datetime.now(UTC)).replace(microsecond=0)
-    root = Root(version=1, expires=moment + ROOT_LIFE, consistent_snapshot=True)
-    roots = ["root", *(f"root-{number}" for number in range(2, root_keys + 1))]
-    for name in [*roots, "targets", "online"]:
-        public = keys.make(folder / f"{name}.pem")
-        for role in ROLES.get(name, ("root",)):
-            root.add_key(public, role)
-    root.roles["root"].threshold = threshold
-    signed = Metadata(root)
-    for name in roots:
-        signed.sign(keys.signer_of(name, key_named(root, name)), append=True)
-    keep_root(folder, signed)
-    return Keys(folder, passphrase)
-
-
 def keep_root(folder: Path, signed: Metadata[Root]) -> None:
     """The signed root becomes the current one; every version stays."""
     (folder / ROOTS).mkdir(exist_ok=True)
     data = signed.to_bytes()
     for path in (folder / ROOTS / f"{signed.signed.version}.root.json", folder / ROOT_JSON):
-        part = path.with_name(f".{path.name}.new")
-        part.unlink(missing_ok=True)
-        write_new(part, data, 0o644)
-        part.replace(path)
+        replace_file(path, data)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """A public file, whole, in place of the one before."""
+    part = path.with_name(f".{path.name}.new")
+    part.unlink(missing_ok=True)
+    write_new(part, data, 0o644)
+    part.replace(path)
 
 
 def find_passphrase(

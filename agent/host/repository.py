@@ -3,7 +3,8 @@
 `metadata/` and `targets/` follow TUF with consistent snapshots: every file but `timestamp.json` is named for its
 version or its hash and never changes. New files are written first and `timestamp.json` is renamed last, so whoever
 reads the folder at any moment sees one whole repository. One process at a time writes it (`.lock`): what nothing names
-is removed, and what another one has not signed yet would be. One repository serves one target board.
+is removed, and what another one has not signed yet would be. One repository serves one target board. What it holds is
+listed in `releases.json`, signed with a release key; `targets.json` is the owner's, as it lies in the keys folder.
 
 Versions are seconds since the epoch, and always above the last one: a repository that was deleted and made again, or a
 second developer's, is still newer than what a board has seen.
@@ -24,6 +25,7 @@ from tuf.api.serialization import DeserializationError
 
 from agent.contract.delta import (
     MANIFEST_NAME,
+    RELEASES,
     Transfer,
     delta_name,
     full_name,
@@ -34,10 +36,11 @@ from agent.contract.manifest import Manifest, image_id, manifest_bytes, parse_ma
 from agent.delta.encode import Effort
 from agent.delta.stream import file_sha256
 from agent.host.alone import alone
+from agent.host.delegation import signed_delegation
 from agent.host.keys import Keys
 from agent.host.transfers import Progress, TransferCache, hashed_name, is_whole, make_transfer
 
-TARGETS_LIFE = timedelta(days=90)
+RELEASES_LIFE = timedelta(days=90)
 TIMESTAMP_LIFE = timedelta(days=7)
 # How many older snapshots stay readable for a board that is in the middle of a fetch.
 _KEPT_SNAPSHOTS = 2
@@ -58,7 +61,7 @@ class Published:
 
 @dataclass(slots=True)
 class _Offer:
-    """The entries of the targets metadata, with the file behind each."""
+    """The entries of the releases metadata, with the file behind each."""
 
     entries: dict[str, TargetFile] = field(default_factory=dict)
 
@@ -143,8 +146,8 @@ def refresh(folder: Path, keys: Keys, *, now: datetime | None = None) -> datetim
     with alone(folder / ".lock", f"refresh {folder}"):
         moment = (now or datetime.now(UTC)).replace(microsecond=0)
         snapshot = _read(folder, "timestamp.json", Timestamp).signed.snapshot_meta
-        targets_meta = _read(folder, f"{snapshot.version}.snapshot.json", Snapshot).signed.meta["targets.json"]
-        return _sign_online(folder, targets_meta, keys, moment)[1]
+        meta = _read(folder, f"{snapshot.version}.snapshot.json", Snapshot).signed.meta
+        return _sign_online(folder, meta, keys, moment)[1]
 
 
 def _check_whole(folder: Path, offer: _Offer) -> None:
@@ -176,17 +179,17 @@ def _check(folder: Path, manifest: Manifest, moment: datetime) -> None:
 
 
 def _served_manifest(folder: Path) -> Manifest | None:
-    targets = _current_targets(folder)
-    if targets is None:
+    releases = _current_releases(folder)
+    if releases is None:
         return None
-    entry = targets.signed.targets[MANIFEST_NAME]
+    entry = releases.signed.targets[MANIFEST_NAME]
     return parse_manifest((folder / "targets" / hashed_name(entry.hashes["sha256"], MANIFEST_NAME)).read_bytes())
 
 
 def _known_transfers(folder: Path) -> Callable[[str], Transfer | None]:
     """Finds what is offered now and still whole; an image's name is its content, so it holds for the next runtime."""
-    targets = _current_targets(folder)
-    entries = targets.signed.targets if targets else {}
+    releases = _current_releases(folder)
+    entries = releases.signed.targets if releases else {}
 
     def known(name: str) -> Transfer | None:
         if (entry := entries.get(name)) is None:
@@ -198,21 +201,24 @@ def _known_transfers(folder: Path) -> Callable[[str], Transfer | None]:
 
 
 def _sign_all(folder: Path, offer: _Offer, keys: Keys, moment: datetime) -> tuple[int, datetime]:
-    version = _next_version(_current_targets(folder), moment)
-    targets = Metadata(Targets(version=version, expires=moment + TARGETS_LIFE, targets=offer.entries))
-    targets.sign(keys.signer("targets"))
-    data = targets.to_bytes()
-    _write(folder / "metadata" / f"{version}.targets.json", data)
-    return _sign_online(folder, _meta(version, data), keys, moment)
+    version = _next_version(_current_releases(folder), moment)
+    releases = Metadata(Targets(version=version, expires=moment + RELEASES_LIFE, targets=offer.entries))
+    releases.sign(keys.signer(RELEASES))
+    meta = {}
+    for role, signed in (("targets", signed_delegation(keys)), (RELEASES, releases)):
+        data = signed.to_bytes()
+        meta[f"{role}.json"] = _meta(signed.signed.version, data)
+        _write(folder / "metadata" / f"{signed.signed.version}.{role}.json", data)
+    return _sign_online(folder, meta, keys, moment)
 
 
-def _sign_online(folder: Path, targets_meta: MetaFile, keys: Keys, moment: datetime) -> tuple[int, datetime]:
+def _sign_online(folder: Path, meta: dict[str, MetaFile], keys: Keys, moment: datetime) -> tuple[int, datetime]:
     # Every version: a board that was away for a year follows the roots one by one.
     for number, root in keys.roots().items():
         _write(folder / "metadata" / f"{number}.root.json", root)
     current = _current(folder, "timestamp", Timestamp)
     version = _next_version(current, moment)
-    snapshot = Metadata(Snapshot(version=version, expires=moment + TARGETS_LIFE, meta={"targets.json": targets_meta}))
+    snapshot = Metadata(Snapshot(version=version, expires=moment + RELEASES_LIFE, meta=meta))
     snapshot.sign(keys.signer("snapshot"))
     data = snapshot.to_bytes()
     _write(folder / "metadata" / f"{version}.snapshot.json", data)
@@ -231,12 +237,13 @@ def _next_version(current: Metadata[Any] | None, moment: datetime) -> int:
     return max(int(moment.timestamp()), current.signed.version + 1 if current else 1)
 
 
-def _current_targets(folder: Path) -> Metadata[Targets] | None:
+def _current_releases(folder: Path) -> Metadata[Targets] | None:
     timestamp = _current(folder, "timestamp", Timestamp)
     if timestamp is None:
         return None
     snapshot = _read(folder, f"{timestamp.signed.snapshot_meta.version}.snapshot.json", Snapshot)
-    return _read(folder, f"{snapshot.signed.meta['targets.json'].version}.targets.json", Targets)
+    meta = snapshot.signed.meta.get(f"{RELEASES}.json")
+    return _read(folder, f"{meta.version}.{RELEASES}.json", Targets) if meta else None
 
 
 def _current(folder: Path, role: str, kind: type[SignedT]) -> Metadata[SignedT] | None:
@@ -267,10 +274,14 @@ def _prune(folder: Path) -> None:
     """Remove what no board can still be reading: files that only older snapshots than the last few name."""
     snapshots = sorted((folder / "metadata").glob("*.snapshot.json"), key=_version_of)
     doomed, kept = snapshots[:-_KEPT_SNAPSHOTS], snapshots[-_KEPT_SNAPSHOTS:]
-    versions = {json.loads(path.read_bytes())["signed"]["meta"]["targets.json"]["version"] for path in kept}
+    named = {
+        f"{entry['version']}.{name}"
+        for path in kept
+        for name, entry in json.loads(path.read_bytes())["signed"]["meta"].items()
+    }
     alive: set[str] = set()
-    for path in (folder / "metadata").glob("*.targets.json"):
-        if _version_of(path) in versions:
+    for path in [*(folder / "metadata").glob("*.targets.json"), *(folder / "metadata").glob(f"*.{RELEASES}.json")]:
+        if path.name in named:
             entries = json.loads(path.read_bytes())["signed"]["targets"]
             alive |= {hashed_name(entry["hashes"]["sha256"], name) for name, entry in entries.items()}
         else:

@@ -1,7 +1,7 @@
 """avocadoctl root-authority: whom this board trusts, from the newest root it has accepted.
 
-Reads the provisioned root and the ones a repository has led to since; the newest is in force. Needs neither the bus nor
-the agent.
+Reads the provisioned root and the ones a repository has led to since; the newest is in force, with the release signers
+of the delegation that was accepted last. Needs neither the bus nor the agent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from agent.contract.delta import RELEASES
 from agent.contract.errors import ErrorCode, OperationError
 from agent.verbs.show import print_json, table
 
@@ -59,23 +60,35 @@ def read_root(folder: Path) -> dict[str, Any]:
             continue  # the agent leaves a damaged one out, too, and fetches it again
         if found["version"] > newest["version"]:
             newest = found
+    signers, releases = _delegated(folder / "cache" / "targets.json")
+    roles = {**newest["roles"], **releases}
     keys = [
         {
             "key_id": key_id,
             "name": key.get(_NAME_FIELD),
             "type": key["keytype"],
             "public": key["keyval"]["public"],
-            "roles": [role for role, entry in newest["roles"].items() if key_id in entry["keyids"]],
+            "roles": [role for role, entry in roles.items() if key_id in entry["keyids"]],
         }
-        for key_id, key in newest["keys"].items()
+        for key_id, key in {**newest["keys"], **signers}.items()
     ]
     return {
         "version": newest["version"],
         "provisioned_version": provisioned["version"],
         "expires": newest["expires"],
-        "thresholds": {role: entry["threshold"] for role, entry in newest["roles"].items()},
+        "thresholds": {role: entry["threshold"] for role, entry in roles.items()},
         "keys": keys,
     }
+
+
+def _delegated(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The release signers' keys and role; none before the first repository, or when the cache is damaged."""
+    try:
+        found = json.loads(path.read_bytes()[:_MAX_BYTES])["signed"]["delegations"]
+        [role] = found["roles"]
+        return dict(found["keys"]), {RELEASES: {"keyids": list(role["keyids"]), "threshold": int(role["threshold"])}}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, {}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def offer_manifest(stage: Stage, data: bytes) -> None:
     sha256 = hashlib.sha256(data).hexdigest()
     (stage.repository / "targets" / f"{sha256}.manifest.json").write_bytes(data)
     entry = {"length": len(data), "hashes": {"sha256": sha256}}
-    stage.edit("targets", lambda signed: signed["targets"].update({"manifest.json": entry}))
+    stage.edit("releases", lambda signed: signed["targets"].update({"manifest.json": entry}))
 
 
 def entry_changed(change: Change) -> Attack:
@@ -143,4 +143,4 @@ def entry_changed(change: Change) -> Attack:
         name = next(name for name in signed["targets"] if name.endswith(".full"))
         change(signed["targets"][name])
 
-    return edited("targets", edit)
+    return edited("releases", edit)

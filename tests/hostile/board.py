@@ -19,7 +19,8 @@ from securesystemslib.signer import CryptoSigner, Signer
 
 from agent.contract.errors import OperationError
 from agent.contract.manifest import Extension, Manifest, RuntimeName, image_id
-from agent.host.keys import Keys, init_keys
+from agent.host.first_keys import init_keys
+from agent.host.keys import Keys
 from agent.host.repository import publish
 from agent.ports.fetch import HttpFetcher, Limits
 from agent.ports.files import FileStore, write_durably
@@ -128,10 +129,10 @@ class Stage:
     def put(self, role: str, data: bytes) -> None:
         """These bytes in a role's place, with the roles above it signed to match them."""
         self.path_of(role).write_bytes(data)
-        above = {"targets": ("snapshot", "targets.json"), "snapshot": ("timestamp", "snapshot.json")}.get(role)
+        above = {"releases": "snapshot", "targets": "snapshot", "snapshot": "timestamp"}.get(role)
         if above:
             pinned = {"length": len(data), "hashes": {"sha256": hashlib.sha256(data).hexdigest()}}
-            self.edit(above[0], lambda document: document["meta"][above[1]].update(pinned))
+            self.edit(above, lambda document: document["meta"][f"{role}.json"].update(pinned))
 
     def path_of(self, role: str) -> Path:
         metadata = self.repository / "metadata"
@@ -141,20 +142,20 @@ class Stage:
             return metadata / "1.root.json"
         timestamp = json.loads((metadata / "timestamp.json").read_bytes())["signed"]
         version = timestamp["meta"]["snapshot.json"]["version"]
-        if role == "targets":
+        if role in ("targets", "releases"):
             snapshot = json.loads((metadata / f"{version}.snapshot.json").read_bytes())["signed"]
-            version = snapshot["meta"]["targets.json"]["version"]
+            version = snapshot["meta"][f"{role}.json"]["version"]
         return metadata / f"{version}.{role}.json"
 
     def entry(self, suffix: str) -> dict[str, Any]:
         """The signed entry of the target whose name ends so."""
-        targets = json.loads(self.path_of("targets").read_bytes())["signed"]["targets"]
+        targets = json.loads(self.path_of("releases").read_bytes())["signed"]["targets"]
         found: dict[str, Any] = targets[self.target_named(suffix)]
         return found
 
     def target_named(self, suffix: str) -> str:
         """The name of the signed target that ends so."""
-        targets = json.loads(self.path_of("targets").read_bytes())["signed"]["targets"]
+        targets = json.loads(self.path_of("releases").read_bytes())["signed"]["targets"]
         return next(name for name in targets if name.endswith(suffix))
 
     def target_file(self, suffix: str) -> Path:

@@ -119,11 +119,14 @@ def facts(stage: Stage, text: str) -> str:
 
     known: dict[str, Callable[[], object]] = {
         "url": lambda: stage.server.url,
-        "release_key": lambda: key_id("targets"),
-        "release_key16": lambda: key_id("targets")[:16],
+        "release_key16": lambda: key_id("releases")[:16],
+        "release_key": lambda: key_id("releases"),
+        "targets_key": lambda: key_id("targets"),
+        "targets_key16": lambda: key_id("targets")[:16],
         "online_key": lambda: key_id("timestamp"),
         "root_key": lambda: key_id("root"),
         "targets": lambda: stage.path_of("targets").name,
+        "releases": lambda: stage.path_of("releases").name,
         "snapshot": lambda: stage.path_of("snapshot").name,
         "snapshot_bytes": lambda: size(stage.path_of("snapshot")),
         "snapshot_signed": lambda: size(stage.path_of("snapshot")) - 1,

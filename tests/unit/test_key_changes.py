@@ -15,7 +15,8 @@ from tuf.api.metadata import Metadata, Root
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.key_changes import add, drop, revoke, rotate, sign
-from agent.host.keys import Keys, init_keys, key_named
+from agent.host.first_keys import init_keys
+from agent.host.keys import Keys, key_named
 from tests.device.host import find_program
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

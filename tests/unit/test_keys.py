@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.host.keys import Keys, find_passphrase, init_keys
+from agent.host.first_keys import init_keys
+from agent.host.keys import Keys, find_passphrase
 
 
 def refused(call: object, *arguments: object, **options: object) -> OperationError:

@@ -22,8 +22,9 @@ from agent.contract.manifest import image_id
 from agent.delta.encode import Effort, encode_delta
 from agent.delta.stream import file_sha256
 from agent.host import alone, transfers
+from agent.host.first_keys import init_keys
 from agent.host.image import erofs_version
-from agent.host.keys import Keys, init_keys
+from agent.host.keys import Keys
 from agent.host.repository import publish, refresh
 from agent.host.transfers import hashed_name
 from tests.hostile import board as hostile

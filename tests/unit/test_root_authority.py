@@ -10,7 +10,8 @@ import pytest
 
 from agent import cli
 from agent.host.key_changes import rotate
-from agent.host.keys import Keys, init_keys
+from agent.host.first_keys import init_keys
+from agent.host.keys import Keys
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 

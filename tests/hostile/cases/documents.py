@@ -65,8 +65,8 @@ CASES = {
         code=TWICE, message=unread("key 'version' stands twice"),
     ),
     "repeated target": Case(
-        by="release thief", attack=raw("targets", b'"targets":{', b'"targets":{"manifest.json":{},'),
-        code=TWICE, message=unread("key 'manifest.json' stands twice", "{targets}"),
+        by="release thief", attack=raw("releases", b'"targets":{', b'"targets":{"manifest.json":{},'),
+        code=TWICE, message=unread("key 'manifest.json' stands twice", "{releases}"),
     ),
     "repeated member in the manifest": Case(
         by="release thief", attack=manifest_replaced(b'"target":', b'"target": "other", "target":'),

@@ -33,7 +33,7 @@ def longer_manifest(stage: Stage) -> None:
 
 CASES = {
     "no manifest": Case(
-        by="release thief", attack=edited("targets", lambda signed: signed["targets"].pop("manifest.json")),
+        by="release thief", attack=edited("releases", lambda signed: signed["targets"].pop("manifest.json")),
         code=INCOMPLETE, message="cannot trust the repository: it offers no manifest",
     ),
     "manifest hidden": Case(
@@ -42,13 +42,13 @@ CASES = {
     ),
     "manifest of 1 GiB": Case(
         by="release thief",
-        attack=edited("targets", lambda signed: signed["targets"]["manifest.json"].update(length=1 << 30)),
+        attack=edited("releases", lambda signed: signed["targets"]["manifest.json"].update(length=1 << 30)),
         code=ErrorCode.FETCH_TOO_LARGE,
         message="cannot trust the repository: its manifest is 1073741824 bytes, at most 262144 are read",
     ),
     "manifest whose hash is a path": Case(
         by="release thief",
-        attack=edited("targets", lambda signed: signed["targets"]["manifest.json"]["hashes"].update(sha256="../x")),
+        attack=edited("releases", lambda signed: signed["targets"]["manifest.json"]["hashes"].update(sha256="../x")),
         code=FALSE, message="cannot trust the repository: the entry of manifest.json has no sha256",
     ),
     "manifest's bytes changed": Case(
@@ -106,7 +106,7 @@ CASES = {
     ),
     "an image nobody offers": Case(
         by="release thief", asks="sizes",
-        attack=edited("targets", lambda signed: signed["targets"].pop(FULL)),
+        attack=edited("releases", lambda signed: signed["targets"].pop(FULL)),
         code=INCOMPLETE, message="cannot fetch image pose-model 1: the repository does not offer it",
         remedy="Publish the runtime again with every image.",
     ),

@@ -118,8 +118,8 @@ CASES = {
         code=STALE, message=expired("snapshot"), remedy=REFRESH,
     ),
     "expired targets": Case(
-        by="online thief", clause="5.6.5", attack=edited("targets", lambda signed: signed.update(expires=SOON)),
-        code=ErrorCode.METADATA_EXPIRED, message=expired("targets"), remedy=AGAIN,
+        by="owner thief", clause="5.6.5", attack=edited("targets", lambda signed: signed.update(expires=SOON)),
+        code=ErrorCode.METADATA_EXPIRED, message=expired("targets"), remedy=RENEW,
     ),
     "expired root": Case(
         by="mirror", clause="5.3.10", attack=next_root(lambda signed: signed.update(expires=SOON)),

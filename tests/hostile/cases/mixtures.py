@@ -6,7 +6,7 @@ import shutil
 
 from agent.contract.errors import ErrorCode
 from tests.hostile.attacks import NEWER_BUILD, edited, instead, next_root, removed, swapped_bytes
-from tests.hostile.board import PUBLISHED, Stage, image, later, stranger
+from tests.hostile.board import PUBLISHED, Stage, image, later
 from tests.hostile.case import Case
 
 MIXED, INCOMPLETE = ErrorCode.METADATA_MIXED, ErrorCode.REPOSITORY_INCOMPLETE
@@ -25,23 +25,6 @@ def mix_and_match(stage: Stage) -> None:
 def other_board(stage: Stage) -> None:
     shutil.rmtree(stage.repository)
     stage.publish(image(0), target="imx8mp")
-
-
-def delegated(stage: Stage) -> None:
-    """A release key hands on what it was trusted with: no board follows a delegation."""
-    signer = stranger()
-    key = {"keytype": "ed25519", "scheme": "ed25519", "keyval": signer.public_key.keyval}
-    role = {"name": "bin", "keyids": [signer.public_key.keyid], "threshold": 1, "terminating": True, "paths": ["*"]}
-
-    def change(signed: dict) -> None:  # type: ignore[type-arg]
-        entry = signed["targets"].pop("manifest.json")
-        signed["delegations"] = {"keys": {signer.public_key.keyid: key}, "roles": [role]}
-        document = {**signed, "targets": {"manifest.json": entry}}
-        document.pop("delegations")
-        data = stage.signed_by("targets", document, [signer])
-        (stage.repository / "metadata" / f"{signed['version']}.bin.json").write_bytes(data)
-
-    stage.edit("targets", change)
 
 
 def not_named(file: str, version: int) -> str:
@@ -86,7 +69,7 @@ CASES = {
         code=MIXED, message=not_named(f"{VERSION}.snapshot.json", VERSION + 5),
     ),
     "targets of another version than the snapshot says": Case(
-        by="release thief", clause="5.6.4",
+        by="owner thief", clause="5.6.4",
         attack=edited("targets", lambda signed: signed.update(version=VERSION + 5)),
         code=MIXED, message=not_named(f"{VERSION}.targets.json", VERSION + 5),
     ),
@@ -107,10 +90,6 @@ CASES = {
         code=ErrorCode.WRONG_TARGET,
         message="cannot deploy runtime pose 2: it is for imx8mp (x86_64), this board is virtual (x86_64)",
         remedy="Deploy with --target virtual.",
-    ),
-    "swapped delegation": Case(
-        by="release thief", clause="5.6.7", attack=delegated,
-        code=INCOMPLETE, message="cannot trust the repository: it offers no manifest",
     ),
     "no repository": Case(
         by="network", clause="5.4.1", attack=removed("metadata/*.json"),

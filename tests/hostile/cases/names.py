@@ -10,7 +10,7 @@ REFUSED = ErrorCode.NAME_REFUSED
 
 
 def target_named(name: str) -> Attack:
-    return edited("targets", lambda signed: signed["targets"].update({name: signed["targets"]["manifest.json"]}))
+    return edited("releases", lambda signed: signed["targets"].update({name: signed["targets"]["manifest.json"]}))
 
 
 def refused_target(name: str) -> Case:
@@ -18,7 +18,7 @@ def refused_target(name: str) -> Case:
         by="release thief",
         attack=target_named(name),
         code=REFUSED,
-        message=f"cannot trust {{targets}}: signed.targets: {name!a} is not a name this agent knows",
+        message=f"cannot trust {{releases}}: signed.targets: {name!a} is not a name this agent knows",
     )
 
 

@@ -154,16 +154,17 @@ def drip(handler: Handler, data: bytes) -> None:
 def huge_snapshot(stage: Stage) -> None:
     """The online key signs a snapshot of a terabyte, and the server begins to send it."""
     stage.edit("timestamp", lambda signed: signed["meta"]["snapshot.json"].update(length=10**12))
-
-    def flood(handler: Handler, body: bytes) -> None:
-        handler.reply(b"", Content_Length=str(10**12))
-        try:
-            while not handler.server_state.closing.is_set():
-                handler.wfile.write(bytes(1 << 20))
-        except OSError:
-            handler.hang_up()
-
     stage.server.rules["snapshot.json"] = flood
+
+
+def flood(handler: Handler, body: bytes) -> None:
+    """A terabyte is promised, and sent as long as anybody reads."""
+    handler.reply(b"", Content_Length=str(10**12))
+    try:
+        while not handler.server_state.closing.is_set():
+            handler.wfile.write(bytes(1 << 20))
+    except OSError:
+        handler.hang_up()
 
 
 def lying(rule: Rule, code: ErrorCode, why: str, remedy: str, **more: Any) -> Case:

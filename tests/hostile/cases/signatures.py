@@ -17,7 +17,7 @@ UNSIGNED, FEW = ErrorCode.SIGNATURE_INVALID, ErrorCode.THRESHOLD_UNMET
 
 
 def threshold_of_two(stage: Stage) -> None:
-    """The root asks for two release signatures, and the publisher gives one."""
+    """The root asks for two signatures of the delegation, and the owner gives one."""
     add(stage.keys, "targets", "second", now=PUBLISHED)
     document = json.loads(stage.keys.root_bytes())["signed"]
     document["roles"]["targets"]["threshold"] = 2
@@ -101,7 +101,7 @@ CASES = {
     "one key under two ids": Case(
         by="root thief", clause="5.3.4", attack=next_root(one_key_under_two_ids),
         code=ErrorCode.KEY_COUNTED_TWICE,
-        message="cannot trust 2.root.json: signed.roles.targets: '{release_key16}' and '0000000000000000' are one key, "
+        message="cannot trust 2.root.json: signed.roles.targets: '{targets_key16}' and '0000000000000000' are one key, "
         "which counts once",
     ),
     "arbitrary software: targets signed by a stranger": Case(
@@ -113,14 +113,14 @@ CASES = {
         code=UNSIGNED, message=unsigned("targets"), remedy=OWN_KEYS,
     ),
     "targets signed by one of two holders": Case(
-        by="release thief", clause="5.6.3", attack=threshold_of_two,
+        by="owner thief", clause="5.6.3", attack=threshold_of_two,
         code=FEW, message=unsigned("targets", "1/2"), remedy=OTHERS,
     ),
     "one signature twice for a threshold of two": Case(
-        by="release thief", clause="5.6.3", attack=same_signature_twice_for_two,
+        by="owner thief", clause="5.6.3", attack=same_signature_twice_for_two,
         code=ErrorCode.METADATA_INVALID,
         message="cannot trust the repository: {targets} does not read (Multiple signatures found for keyid "
-        "{release_key})",
+        "{targets_key})",
     ),
     "snapshot signed by a stranger": Case(
         by="mirror", clause="5.5.3", attack=signed_by_a_stranger("snapshot"),
@@ -131,7 +131,7 @@ CASES = {
         code=UNSIGNED, message=unsigned("timestamp"), remedy=OWN_KEYS,
     ),
     "timestamp signed by the release key": Case(
-        by="release thief", clause="5.4.2", attack=signed_by("timestamp", "targets"),
+        by="release thief", clause="5.4.2", attack=signed_by("timestamp", "releases"),
         code=UNSIGNED, message=unsigned("timestamp"), remedy=OWN_KEYS,
     ),
     "timestamp signed by nobody": Case(

@@ -39,7 +39,7 @@ def offer_transfer(stage: Stage, data: bytes) -> None:
     fields = described.custom() if described else {"format": 1, "chunk_bytes": 262144, "chunk_sha256": chunks}
     fields |= {"result_sha256": wanted.sha256, "result_size_bytes": wanted.size_bytes}
     entry = {"length": len(data), "hashes": {"sha256": hashlib.sha256(data).hexdigest()}, "custom": fields}
-    stage.edit("targets", lambda signed: signed["targets"].update({NAME: entry}))
+    stage.edit("releases", lambda signed: signed["targets"].update({NAME: entry}))
 
 
 def crafted(*ops: tuple[Op, bytes], result: bytes) -> bytes:

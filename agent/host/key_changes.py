@@ -2,8 +2,8 @@
 
 A change of root, targets or online keys makes the next version of `root.json` in `next/`, with the private keys that
 come with it. It holds once it carries the signatures that the root before it and it itself demand; until then the
-folder works as before, and `next/root.json` can be carried from one holder of a root key to the next, each adding theirs
-with `keys sign`. Boards follow every version from their own to the newest, so none is left out.
+folder works as before, and `next/root.json` can be carried from one holder of a root key to the next, each adding
+theirs with `keys sign`. Boards follow every version from their own to the newest, so none is left out.
 
 A change of the release signers is the owner's alone: the next `targets.json`, signed by a targets key, holds at once. A
 key that is replaced moves to `retired/`.
@@ -118,7 +118,7 @@ def add(
 
 
 def sign(keys: Keys, *, now: datetime | None = None) -> Outcome:
-    """Sign a pending change with the root keys here; without one, renew root and delegation, as far as keys are here."""
+    """Sign a pending change with the root keys here; without one, renew root and delegation, each where its key is."""
     if (keys.folder / NEXT).exists():
         return _settle(keys, _pending(keys), now)
     if not _is_owner_here(keys):

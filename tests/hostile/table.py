@@ -9,6 +9,7 @@ from tests.hostile.cases import FAMILIES
 CLAUSES = {
     "4.2": "the envelope of signatures",
     "4.3": "versions, dates and the specification's own version",
+    "4.5": "delegations: keys and roles that can be counted",
     "5.3.3": "the next root: named, bounded, read",
     "5.3.4": "the next root: signed by the one before and by itself",
     "5.3.5": "the next root: exactly one version on",
@@ -29,7 +30,7 @@ CLAUSES = {
     "5.6.3": "the targets: signed",
     "5.6.4": "the targets: the version the snapshot says",
     "5.6.5": "the targets have not expired",
-    "5.6.7": "delegations are followed only so far",
+    "5.6.7": "one delegation is followed, one step, for certain names; what it leads to is held to 5.6.1 to 5.6.5",
 }
 
 HEAD = """\

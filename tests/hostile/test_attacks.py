@@ -16,6 +16,8 @@ from tests.hostile.table import CLAUSES, table
 
 ROOT = Path(__file__).parents[2]
 LEAST = 60
+# How the codes begin that say a repository is refused.
+REFUSALS = ("metadata", "fetch", "delta", "delegation", "not-delegated", "root", "repository")
 NAMED = [(family, name) for family, cases in FAMILIES.items() for name in cases]
 
 
@@ -34,7 +36,7 @@ def test_every_refusal_of_the_error_table_has_an_attack_that_meets_it() -> None:
     met = {case.code for cases in FAMILIES.values() for case in cases.values()}
     # Met elsewhere: a damaged board, a base that rotted, a disk that is full.
     elsewhere = {ErrorCode.TRUST_STATE_DAMAGED, ErrorCode.DELTA_WRONG_BASE, ErrorCode.NO_SPACE}
-    named = {code for code in ErrorCode if code.value.startswith(("metadata", "fetch", "delta", "root", "repository"))}
+    named = {code for code in ErrorCode if code.value.startswith(REFUSALS)}
     assert named - elsewhere <= met
 
 

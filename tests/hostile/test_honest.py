@@ -12,6 +12,7 @@ import pytest
 
 import agent
 from agent.contract.errors import ErrorCode, OperationError
+from agent.host.key_changes import add
 from tests.hostile.board import Stage, image, later, manifest
 from tests.hostile.server import Handler, Server
 
@@ -195,7 +196,20 @@ def test_the_same_timestamp_again_asks_for_nothing_more(stage: Stage, server: Se
     assert stage.source(server.url).manifest() == offered
     asked = [path for path, _ in server.asked]
     assert asked[:2] == ["/metadata/2.root.json", "/metadata/timestamp.json"]
-    assert not any("snapshot" in path or "targets.json" in path for path in asked)
+    assert not any(name in path for path in asked for name in ("snapshot", "targets.json", "releases.json"))
+
+
+def test_the_delegation_is_asked_for_only_when_its_owner_changed_it(stage: Stage, server: Server) -> None:
+    stage.publish(image(0))
+    stage.source(server.url).manifest()
+    server.asked.clear()
+    offered = stage.publish(image(1), at=later(1), built_at="2026-11-02T10:00:00Z")
+    assert stage.source(server.url).manifest() == offered
+    assert [path for path, _ in server.asked if "targets.json" in path] == []
+    add(stage.keys, "releases", "ci", now=later(1))
+    offered = stage.publish(image(1), at=later(2), built_at="2026-11-02T10:00:00Z")
+    assert stage.source(server.url).manifest() == offered
+    assert len([path for path, _ in server.asked if "targets.json" in path]) == 1
 
 
 def test_a_newer_publication_replaces_an_older_one(stage: Stage, server: Server) -> None:

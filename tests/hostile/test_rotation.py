@@ -28,7 +28,7 @@ def test_a_board_follows_root_rotations_from_any_earlier_version(
     stage: Stage, server: Server, provisioned_with: int
 ) -> None:
     stage.publish(image(0))
-    for name in ("root", "online", "root", "targets"):
+    for name in ("root", "online", "releases", "root", "targets"):
         assert rotate(stage.keys, name, now=PUBLISHED).holds
     offered = stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
     anchor(stage, provisioned_with)
@@ -62,10 +62,10 @@ def test_a_root_chain_with_a_hole_leaves_the_board_with_what_it_trusts(stage: St
     assert stage.snapshot() == before
 
 
-@pytest.mark.parametrize("stolen", ["online", "targets"])
+@pytest.mark.parametrize("stolen", ["online", "targets", "releases"])
 def test_a_revoked_key_signs_nothing_that_a_board_accepts(stage: Stage, server: Server, stolen: str) -> None:
     stage.publish(image(0))
-    role = {"online": "timestamp", "targets": "targets"}[stolen]
+    role = {"online": "timestamp"}.get(stolen, stolen)
     thief = stage.keys.signer(role)
     rotate(stage.keys, stolen, now=PUBLISHED)
     stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
@@ -107,15 +107,11 @@ def test_a_revoked_release_signer_among_others_resets_no_version(stage: Stage, s
     stage.publish(image(0))
     old = stage.folder / "old"
     shutil.copytree(stage.repository, old)
-    add(stage.keys, "targets", "ci", now=PUBLISHED)
+    add(stage.keys, "releases", "ci", now=PUBLISHED)
     stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
     stage.source(server.url).manifest()
     revoke(stage.keys, "ci", now=PUBLISHED)
-    newest = stage.folder / "newest"
     stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
-    shutil.copytree(stage.repository, newest)
-    for root in (newest / "metadata").glob("*.root.json"):
-        shutil.copy(root, old / "metadata")
     shutil.rmtree(stage.repository)
     shutil.copytree(old, stage.repository)
     assert refused(stage.source(server.url).manifest).code is ErrorCode.ROLLBACK_REFUSED
@@ -151,7 +147,56 @@ def test_the_online_key_alone_keeps_a_repository_fresh(stage: Stage, server: Ser
     assert stage.source(server.url).manifest() == offered
     # A new publication needs the release key.
     error = refused(lambda: publish(stage.repository, manifest(image(1)), {}, {}, keys, only=()))
-    assert error.message == f"cannot sign with {stage.folder / 'keys' / 'targets.pem'}: No such file or directory"
+    assert error.message == f"cannot sign with {stage.folder / 'keys' / 'releases.pem'}: No such file or directory"
+
+
+def test_a_release_key_and_the_online_key_publish_without_root_or_targets_key(stage: Stage, server: Server) -> None:
+    for name in ("root.pem", "targets.pem"):
+        (stage.folder / "keys" / name).unlink()
+    offered = stage.publish(image(0))
+    assert stage.source(server.url).manifest() == offered
+
+
+def test_the_owner_adds_and_revokes_release_signers_without_the_root_key(stage: Stage, server: Server) -> None:
+    stage.publish(image(0))
+    (stage.folder / "keys" / "root.pem").unlink()
+    add(stage.keys, "releases", "ci", now=PUBLISHED)
+    revoke(stage.keys, "releases", now=PUBLISHED)
+    offered = stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
+    assert stage.source(server.url).manifest() == offered
+
+
+def test_a_delegation_that_the_root_no_longer_trusts_is_not_published(stage: Stage) -> None:
+    stage.publish(image(0))
+    old = (stage.folder / "keys" / "targets.json").read_bytes()
+    rotate(stage.keys, "targets", now=PUBLISHED)
+    (stage.folder / "keys" / "targets.json").write_bytes(old)
+    before = (stage.repository / "metadata" / "timestamp.json").read_bytes()
+    error = refused(lambda: stage.publish(image(1), at=later(1), built_at=BUILT_LATER))
+    assert (error.message, error.remedy) == (
+        f"cannot publish: no key that signs targets has signed {stage.folder / 'keys' / 'targets.json'}",
+        "Run 'avocadoctl keys sign' where the targets key is, and copy targets.json from there.",
+    )
+    assert (stage.repository / "metadata" / "timestamp.json").read_bytes() == before
+
+
+def test_a_fast_forward_of_the_releases_ends_with_the_rotation_of_both_stolen_keys(
+    stage: Stage, server: Server
+) -> None:
+    stage.publish(image(0))
+    stage.edit("releases", lambda signed: signed.update(version=(1 << 53) - 1))
+    metadata = stage.repository / "metadata"
+    data = stage.path_of("releases").read_bytes()
+    stage.edit("snapshot", lambda signed: signed["meta"]["releases.json"].update(version=(1 << 53) - 1))
+    (metadata / f"{(1 << 53) - 1}.releases.json").write_bytes(data)
+    stage.source(server.url).manifest()
+    shutil.rmtree(stage.repository)
+    rotate(stage.keys, "online", now=PUBLISHED)
+    stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
+    assert refused(stage.source(server.url).manifest).code is ErrorCode.ROLLBACK_REFUSED
+    rotate(stage.keys, "releases", now=PUBLISHED)
+    offered = stage.publish(image(1), at=later(1), built_at=BUILT_LATER)
+    assert stage.source(server.url).manifest() == offered
 
 
 def test_an_expired_root_is_renewed_by_a_newer_one(stage: Stage, server: Server) -> None:

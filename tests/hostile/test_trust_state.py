@@ -11,7 +11,9 @@ from tests.hostile.server import Server
 
 
 @pytest.mark.parametrize("damage", ["cut short", "gone", "a folder", "a loop", "noise", "empty"])
-@pytest.mark.parametrize("name", ["timestamp.json", "snapshot.json", "targets.json", "root_history/1.root.json"])
+@pytest.mark.parametrize(
+    "name", ["timestamp.json", "snapshot.json", "targets.json", "releases.json", "root_history/1.root.json"]
+)
 def test_a_damaged_cache_is_fetched_again_and_forgets_nothing(
     stage: Stage, server: Server, name: str, damage: str
 ) -> None:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tuf.api.metadata import Metadata, Root
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.host.key_changes import add, drop, revoke, rotate, sign
+from agent.host.delegation import is_signed
 from agent.host.first_keys import init_keys
+from agent.host.key_changes import add, drop, revoke, rotate, sign
 from agent.host.keys import Keys, key_named
 from tests.device.host import find_program
 
@@ -90,18 +91,81 @@ def test_a_second_change_waits_for_the_first_or_for_its_end(tmp_path: Path) -> N
     assert not rotate(keys, "online", now=NOW).holds
 
 
-def test_each_release_signer_has_a_key_that_root_adds_and_revokes(tmp_path: Path) -> None:
-    keys = init_keys(tmp_path, None, now=NOW)
-    add(keys, "targets", "ci", now=NOW)
-    assert names(keys, "targets") == ["ci", "targets"]
-    revoke(keys, "targets", now=NOW)
-    assert names(keys, "targets") == ["ci"]
-    assert keys.signer("targets").public_key.keyid == key_named(keys.root().signed, "ci").keyid
+def test_each_release_signer_has_a_key_that_the_owner_adds_rotates_and_revokes_without_root(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, b"correct horse", now=NOW)
+    (tmp_path / "root.pem").unlink()
+    first = keys.delegation().signed.version
+    outcome = add(keys, "releases", "ci", now=NOW)
+    assert (outcome.role, outcome.version, outcome.holds, outcome.signed_by) == (
+        "targets",
+        first + 1,
+        True,
+        ("targets",),
+    )
+    assert names(keys, "releases") == ["ci", "releases"]
+    old = keys.signer("releases").public_key
+    rotate(keys, "releases", now=NOW)
+    assert (tmp_path / "retired" / f"releases-{old.keyid[:8]}.pem").exists()
+    assert b"ENCRYPTED" in (tmp_path / "releases.pem").read_bytes()
+    revoke(keys, "releases", now=NOW)
+    assert names(keys, "releases") == ["ci"]
+    assert keys.signer("releases").public_key.keyid == key_named(keys.delegation().signed, "ci").keyid
     with pytest.raises(OperationError) as error:
         revoke(keys, "ci", now=NOW)
+    assert error.value.message == "cannot leave releases with 0 keys: 1 must sign"
+    assert keys.root().signed.version == 1
+    assert is_signed(keys)
+    assert not (tmp_path / "next").exists()
+
+
+def test_the_release_signers_change_only_where_the_targets_key_is(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, None, now=NOW)
+    (tmp_path / "targets.pem").unlink()
+    before = (tmp_path / "targets.json").read_bytes()
+    with pytest.raises(OperationError) as error:
+        add(keys, "releases", "ci", now=NOW)
+    assert error.value.message == f"cannot sign with {tmp_path / 'targets.pem'}: No such file or directory"
+    assert (tmp_path / "targets.json").read_bytes() == before
+    assert not (tmp_path / "ci.pem").exists()
+    assert not (tmp_path / "next").exists()
+
+
+def test_the_owner_signs_the_delegation_again_with_a_rotated_key_wherever_root_signed_it(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path / "owner", None, now=NOW)
+    holder = tmp_path / "holder"
+    shutil.copytree(tmp_path / "owner", holder)
+    (tmp_path / "owner" / "root.pem").unlink()
+    (holder / "targets.pem").unlink()
+    assert not rotate(keys, "targets", now=NOW).holds
+    (holder / "next").mkdir()
+    shutil.copy(tmp_path / "owner" / "next" / "root.json", holder / "next")
+    assert sign(Keys(holder), now=NOW).delegation is None
+    assert not is_signed(Keys(holder))
+    shutil.copy(holder / "root.json", tmp_path / "owner" / "next" / "root.json")
+    outcome = sign(keys, now=NOW)
+    assert (outcome.holds, outcome.delegation) == (True, keys.delegation().signed.version)
+    assert is_signed(keys)
+
+
+def test_a_targets_key_comes_and_goes_by_root_and_the_delegation_follows(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, None, now=NOW)
+    add(keys, "targets", "partner", now=NOW)
+    assert revoke(keys, "targets", now=NOW).delegation == keys.delegation().signed.version
+    assert names(keys, "targets") == ["partner"]
+    assert is_signed(keys)
+    with pytest.raises(OperationError) as error:
+        revoke(keys, "partner", now=NOW)
     assert error.value.message == "cannot leave targets with 0 keys: 1 must sign"
     assert chain_holds(keys)
-    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("group", ["root", "targets", "releases", "online"])
+def test_one_name_is_one_key_whichever_document_names_it(tmp_path: Path, group: str) -> None:
+    keys = init_keys(tmp_path, None, now=NOW)
+    for taken in ("root", "targets", "releases", "online"):
+        with pytest.raises(OperationError) as error:
+            add(keys, group, taken, now=NOW)
+        assert error.value.message == f"cannot add key {taken}: there is one"
 
 
 def test_somebody_else_s_key_comes_as_its_public_half(tmp_path: Path) -> None:
@@ -121,7 +185,21 @@ def test_a_root_about_to_expire_is_renewed_by_signing_it(tmp_path: Path) -> None
     later = datetime(2027, 10, 1, tzinfo=UTC)
     assert sign(keys, now=later).holds
     assert keys.root().signed.expires == datetime(2028, 9, 30, tzinfo=UTC)
+    assert keys.delegation().signed.expires == datetime(2028, 9, 30, tzinfo=UTC)
     assert chain_holds(keys)
+
+
+def test_who_holds_one_of_root_and_targets_renews_that_one(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, None, now=NOW)
+    later = datetime(2027, 10, 1, tzinfo=UTC)
+    (tmp_path / "root.pem").rename(tmp_path / "away")
+    outcome = sign(keys, now=later)
+    assert (outcome.role, outcome.holds, keys.root().signed.version) == ("targets", True, 1)
+    assert keys.delegation().signed.expires == datetime(2028, 9, 30, tzinfo=UTC)
+    (tmp_path / "away").rename(tmp_path / "root.pem")
+    (tmp_path / "targets.pem").unlink()
+    outcome = sign(keys, now=later)
+    assert (outcome.role, outcome.version, outcome.delegation) == ("root", 2, None)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "x/y", "-x"])
@@ -167,9 +245,9 @@ def test_a_key_in_a_token_signs_releases_and_a_wrong_pin_is_named(
     tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = init_keys(tmp_path / "keys", None, now=NOW)
-    assert add(keys, "targets", "hsm", uri=token, now=NOW).holds
-    revoke(keys, "targets", now=NOW)
-    signer = keys.signer("targets")
+    assert add(keys, "releases", "hsm", uri=token, now=NOW).holds
+    revoke(keys, "releases", now=NOW)
+    signer = keys.signer("releases")
     signature = signer.sign(b"a release")
     signer.public_key.verify_signature(signature, b"a release")
     assert {key.name: key.place for key in keys.list()}["hsm"] == "uri"

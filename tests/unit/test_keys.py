@@ -27,6 +27,7 @@ def test_private_keys_are_locked_and_readable_by_nobody_else(tmp_path: Path) -> 
     assert {key.name: key.encrypted for key in Keys(tmp_path / "keys").list()} == {
         "root": True,
         "targets": True,
+        "releases": True,
         "online": True,
     }
 
@@ -48,7 +49,8 @@ def test_keys_are_never_replaced(tmp_path: Path) -> None:
     init_keys(tmp_path, None)
     before = (tmp_path / "root.pem").read_bytes()
     assert refused(init_keys, tmp_path, None).message == (
-        f"cannot make keys in {tmp_path}: it already holds online.pem, root.json, root.pem, targets.pem"
+        f"cannot make keys in {tmp_path}: it already holds online.pem, releases.pem, root.json, root.pem, "
+        "targets.json, targets.pem"
     )
     assert (tmp_path / "root.pem").read_bytes() == before
 
@@ -68,7 +70,20 @@ def test_signing_without_the_root_key_works_and_with_a_missing_key_is_named(tmp_
     assert (
         refused(keys.signer, "root").message == f"cannot sign with {tmp_path / 'root.pem'}: No such file or directory"
     )
-    assert [key.present for key in keys.list()] == [False, True, True]
+    assert [key.present for key in keys.list()] == [False, True, True, True]
+
+
+def test_a_folder_without_the_delegation_lists_its_keys_and_says_where_to_get_it(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, None)
+    (tmp_path / "targets.json").unlink()
+    assert [key.name for key in keys.list()] == ["root", "targets", "online"]
+    error = refused(keys.signer, "releases")
+    assert error.message == f"cannot use the keys in {tmp_path}: there is no targets.json"
+    assert error.remedy == "Copy it from the folder that holds the targets key."
+    (tmp_path / "targets.json").write_bytes(b"{}")
+    assert refused(keys.signer, "releases").message == (
+        f"cannot use {tmp_path / 'targets.json'}: it is not signed targets metadata"
+    )
 
 
 def test_no_passphrase_must_be_asked_for(tmp_path: Path) -> None:

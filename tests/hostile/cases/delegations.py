@@ -157,7 +157,7 @@ CASES = {
         f"targets delegate other than {PATHS}, for good, to releases",
     ),
     "targets that list a file themselves": refused_delegation(
-        edited("targets", lambda signed: signed["targets"].update({"manifest.json": {"length": 1, "hashes": {"a": ""}}})),
+        edited("targets", lambda signed: signed.update(targets={"manifest.json": {"length": 1, "hashes": {"x": "0"}}})),
         "targets list files themselves, which only releases may",
     ),
     "releases that delegate to themselves": refused_delegation(

@@ -16,10 +16,10 @@ VERSION = int(PUBLISHED.timestamp())
 
 
 def mix_and_match(stage: Stage) -> None:
-    """The newest timestamp and snapshot, with the targets of an older publication in place of theirs."""
-    old = stage.path_of("targets").read_bytes()
+    """The newest timestamp and snapshot, with the releases of an older publication in place of theirs."""
+    old = stage.path_of("releases").read_bytes()
     stage.publish(image(1), at=later(1), built_at=NEWER_BUILD)
-    stage.path_of("targets").write_bytes(old)
+    stage.path_of("releases").write_bytes(old)
 
 
 def other_board(stage: Stage) -> None:
@@ -37,8 +37,8 @@ def not_there(path: str) -> str:
 
 CASES = {
     "mix and match": Case(
-        by="mirror", clause="5.6.2", attack=mix_and_match,
-        code=MIXED, message="cannot trust the repository: {targets} is not the one its publication names",
+        by="mirror", clause="5.6.7", attack=mix_and_match,
+        code=MIXED, message="cannot trust the repository: {releases} is not the one its publication names",
     ),
     "snapshot of other content than the timestamp says": Case(
         by="mirror", clause="5.5.2", attack=swapped_bytes("snapshot", b"2027", b"2028"),

@@ -142,9 +142,12 @@ def _as_it_is(trusted: Trusted, folder: Path) -> None:
 
 
 def _changer(keys: Keys, name: str) -> Callable[[Keys, _Change, datetime | None], Outcome]:
-    """What changes the document that names this key."""
+    """What changes the document that names this key. Raises `keys`."""
     signs = {key.name: key.roles for key in keys.list()}
-    return _change_signers if RELEASES in signs.get(name, ()) else _change_root
+    if name not in signs:
+        known = ", ".join(sorted(signs))
+        raise OperationError(ErrorCode.KEYS, f"cannot find key {name}: there are {known}", "avocadoctl keys list")
+    return _change_signers if RELEASES in signs[name] else _change_root
 
 
 def _change_root(keys: Keys, change: _Change, now: datetime | None) -> Outcome:

@@ -118,6 +118,15 @@ def test_each_release_signer_has_a_key_that_the_owner_adds_rotates_and_revokes_w
     assert not (tmp_path / "next").exists()
 
 
+def test_a_key_that_nobody_trusts_is_named_with_those_there_are(tmp_path: Path) -> None:
+    keys = init_keys(tmp_path, None, now=NOW)
+    for verb in (rotate, revoke):
+        with pytest.raises(OperationError) as error:
+            verb(keys, "ci", now=NOW)
+        assert error.value.message == "cannot find key ci: there are online, releases, root, targets"
+        assert error.value.remedy == "avocadoctl keys list"
+
+
 def test_the_release_signers_change_only_where_the_targets_key_is(tmp_path: Path) -> None:
     keys = init_keys(tmp_path, None, now=NOW)
     (tmp_path / "targets.pem").unlink()

@@ -225,8 +225,8 @@ def rival(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def whole(repository: Path) -> bool:
-    """Every file that the newest targets metadata names is there, and is what it says."""
-    newest = max((repository / "metadata").glob("*.targets.json"), key=lambda path: int(path.name.partition(".")[0]))
+    """Every file that the newest releases metadata names is there, and is what it says."""
+    newest = max((repository / "metadata").glob("*.releases.json"), key=lambda path: int(path.name.partition(".")[0]))
     entries = json.loads(newest.read_bytes())["signed"]["targets"]
     files = [repository / "targets" / f"{entry['hashes']['sha256']}.{name}" for name, entry in entries.items()]
     return len(files) == 3 and all(file.name.startswith(file_sha256(file)) for file in files)

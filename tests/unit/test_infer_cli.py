@@ -40,7 +40,8 @@ def test_an_unknown_verb_is_a_usage_error(capsys):
     assert "invalid choice: 'dance'" in capsys.readouterr().err
 
 
-def test_a_failure_is_two_lines_and_exit_status_1(tmp_path, capsys):
+def test_a_failure_is_two_lines_and_exit_status_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # away from models that were built here before, of which it would say more
     model = tmp_path / "movenet-lightning.json"
     assert main(["prepare", str(model), "--target", "virtual"]) == 1
     assert capsys.readouterr().err == (

@@ -152,8 +152,8 @@ def _check_delegation(targets: Targets) -> None:
     if len(roles) != 1:
         raise _delegation(f"its targets delegate to {len(roles)} roles, exactly one is followed")
     if (role := roles.get(RELEASES)) is None:
-        raise _delegation(f"its targets delegate to {next(iter(roles))[:64]!a}, only releases is followed")
-    if not role.terminating or role.paths != list(RELEASE_PATHS):
+        raise _delegation(f"its targets delegate to {str(next(iter(roles)))[:64]!a}, only releases is followed")
+    if role.terminating is not True or role.paths != list(RELEASE_PATHS):
         raise _delegation(f"its targets delegate other than {', '.join(RELEASE_PATHS)}, for good, to releases")
 
 

@@ -129,6 +129,9 @@ CASES = {
     "swapped delegation": refused_delegation(
         swapped_for_another_role, "targets delegate to 'bin', only releases is followed"
     ),
+    "a delegation to a number": refused_delegation(
+        the_role(lambda role: role.update(name=5)), "targets delegate to '5', only releases is followed"
+    ),
     "a second delegation": refused_delegation(
         many_roles(2), "targets delegate to 2 roles, exactly one is followed"
     ),

@@ -12,7 +12,7 @@ LEAST = 6
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Slope and half the width of its interval, both per minute; `count` points or lives it is from."""
+    """Slope and half the width of its interval, both per minute; `count` points it is from."""
 
     slope: float
     half: float
@@ -32,15 +32,6 @@ def growth(points: Sequence[Point], error: float) -> Growth:
     mean = statistics.fmean(x for x, _ in points)
     spread = sum((x - mean) ** 2 for x, _ in points)
     return Growth(slope, _student(error, len(points) - 2) * (rest / (len(points) - 2) / spread) ** 0.5, len(points))
-
-
-def growth_within(lives: Sequence[Sequence[Point]], error: float) -> Growth:
-    """Of something that begins anew again and again: the mean of the lives' slopes, its interval from their spread."""
-    slopes = [_line(life)[0] for life in lives if len(life) >= 3]
-    if len(slopes) < LEAST:
-        raise ValueError(f"a slope with an interval needs {LEAST} lives of three points, not {len(slopes)}")
-    half = _student(error, len(slopes) - 1) * statistics.stdev(slopes) / len(slopes) ** 0.5
-    return Growth(statistics.fmean(slopes), half, len(slopes))
 
 
 def _line(points: Sequence[Point]) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.growth import growth, growth_within
+from bench.growth import growth
 
 NOISE = (3.0, -2.0, 1.0, -3.0, 2.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1.5, -1.5)
 
@@ -32,14 +32,6 @@ def test_the_interval_of_a_line_is_students() -> None:
     assert found.half == pytest.approx(2.776 * (0.15086 / 4 / 17.5) ** 0.5, rel=0.005)
 
 
-def test_a_leak_within_each_life_is_seen_although_every_life_begins_anew() -> None:
-    lives = [[(age, start + 6 * age) for age in (0.2, 0.5, 0.8)] for start in (10.0, 11.0, 9.0, 10.5, 9.5, 10.0)]
-    assert growth_within(lives, 0.05).grows
-    assert growth_within(lives, 0.05).slope == pytest.approx(6)
-
-
 def test_too_little_says_nothing() -> None:
     with pytest.raises(ValueError, match="a slope with an interval needs 6 points, not 3"):
         growth([(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)], 0.05)
-    with pytest.raises(ValueError, match="a slope with an interval needs 6 lives of three points, not 1"):
-        growth_within([[(0.0, 1.0), (1.0, 1.0), (2.0, 1.0)], [(0.0, 1.0)]], 0.05)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -38,3 +42,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path.write_bytes(small_model())
     return path
+
+
+@pytest.fixture(scope="session")
+def tflite_runtime() -> Path:
+    """An interpreter that has `tflite_runtime` and no `ai_edge_litert`; made once for each lock file."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("tflite_runtime in the registry ends at Python 3.11; this is another")
+    requirements = rigs.ROOT / "requirements/tflite-runtime.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:8]
+    cache = Path(os.environ.get("AVOCADO_CACHE") or Path.home() / ".cache/avocado")
+    folder = cache / f"tflite-runtime-{digest}"
+    if not (folder / "complete").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        wanted = ["--quiet", "--disable-pip-version-check", "--require-hashes", "-r", str(requirements)]
+        subprocess.run([folder / "bin/python", "-m", "pip", "install", *wanted], check=True, timeout=300)
+        (folder / "complete").touch()
+    return folder / "bin/python"

@@ -10,9 +10,7 @@ import os
 import re
 import stat
 import subprocess
-import sys
 import time
-import venv
 from pathlib import Path
 
 import numpy as np
@@ -184,25 +182,9 @@ print("equal")
 
 
 @pytest.mark.long
-def test_it_computes_the_same_in_tflite_runtime(library, model, tmp_path):
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("tflite_runtime from the registry ends at Python 3.11")
-    cache = Path(os.environ.get("AVOCADO_CACHE") or Path.home() / ".cache" / "avocado") / "tflite-runtime-venv"
-    python = cache / "bin" / "python"
-    if (
-        subprocess.run([python, "-c", "import tflite_runtime"], capture_output=True).returncode
-        if python.exists()
-        else True
-    ):
-        venv.create(cache, with_pip=True, clear=True)
-        wanted = ["tflite-runtime==2.14.0", "numpy==1.26.4"]
-        done = subprocess.run(
-            [python, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True, timeout=300
-        )
-        if done.returncode:
-            pytest.skip(f"cannot install tflite_runtime: {done.stderr.strip().splitlines()[-1]}")
+def test_it_computes_the_same_in_tflite_runtime(library, model, tflite_runtime):
     done = subprocess.run(
-        [python, "-c", OLD_RUNTIME, library, model, ALL_OPERATORS, str(SIDE)],
+        [tflite_runtime, "-c", OLD_RUNTIME, library, model, ALL_OPERATORS, str(SIDE)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -17,8 +17,9 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest, image_id
 from agent.extensions import Kind
 from agent.plan import ChangeKind, StepSpec, Wanted
-from tests.change.fakes import Call, Cut, Fuse, World, engine_on, plan_on
 from tests.change.sets import releases, runtime
+from tests.change.wired import engine_on, plan_on
+from tests.change.world import Call, Cut, Fuse, World
 
 R0 = runtime("0", pose_model="0")
 R1 = runtime("1")

@@ -17,8 +17,10 @@ from agent.change import engine as engine_module
 from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, Outcome, Phase
 from agent.plan import StepSpec
-from tests.change.fakes import FakeJournal, World, engine_on
+from tests.change.fake_disk import FakeJournal
 from tests.change.stories import FAULTS, NO_FAULT, STORIES, UNDO_FAULTS, CutKind, Fault, Run, Story, plan_of
+from tests.change.wired import engine_on
+from tests.change.world import World
 
 SEED = 20261130
 MakeEngine = Callable[..., Engine]

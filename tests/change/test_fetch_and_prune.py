@@ -8,8 +8,9 @@ from typing import Any
 from agent.change.steps.fetch_images import FetchImages
 from agent.change.steps.prune import Prune
 from agent.ports.files import FileStore
-from tests.change.fakes import FakeRuntimes, FakeSource, FakeStore, World
+from tests.change.fake_disk import FakeRuntimes, FakeSource, FakeStore
 from tests.change.stories import R1, R2
+from tests.change.world import World
 
 
 class Heard:

@@ -19,21 +19,11 @@ from agent.contract.manifest import MODULE_INDEX, Extension, Manifest, image_id,
 from agent.plan import ChangeKind, Wanted, plan_change
 from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.protocols import Fetched, Progress
-from tests.change.fakes import (
-    QUICK,
-    Cut,
-    FakeClock,
-    FakeHost,
-    FakeImages,
-    FakeInference,
-    FakeNpu,
-    FakeOverlay,
-    FakeSource,
-    FakeUnits,
-    Fuse,
-    observe,
-)
+from tests.change.fake_disk import FakeImages, FakeSource
+from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeUnits
 from tests.change.stories import R0, R1, R2, board
+from tests.change.wired import QUICK, observe
+from tests.change.world import Cut, Fuse
 
 
 @dataclass

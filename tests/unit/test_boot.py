@@ -12,8 +12,10 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.local import disable
 from agent.extensions import Kind
 from agent.observe import Disk
-from tests.change.fakes import Call, FakeImages, FakeIndexer, FakeOverlay, FakeRuntimes, FakeStore, FakeUnits, World
+from tests.change.fake_disk import FakeImages, FakeIndexer, FakeRuntimes, FakeStore
+from tests.change.fakes import FakeOverlay, FakeUnits
 from tests.change.stories import R1, board
+from tests.change.world import Call, World
 
 QUIET = ("release", "journal")
 

@@ -246,7 +246,7 @@ class _Run:
         self._put_step(index, phase=Phase.UNDOING)
         self._save_or_go_on()
         handler = self._handler(step.kind)
-        self._guarded(step.kind, lambda: handler.undo(step.inputs, step.memo))
+        self._guarded(step.kind, lambda: handler.undo(step.inputs, step.memo, _Report(self, index)))
 
     def _turn_back(self, error: OperationError) -> None:
         step = self.record.step
@@ -365,9 +365,12 @@ class _Report:
 
     def warn(self, message: str) -> None:
         step = self._run.record.steps[self._index]
-        self._run.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: {message}", STEP=step.kind)
-        earlier = f"{step.warning}; " if step.warning else ""
-        self._run._put_step(self._index, warning=earlier + message)
+        undoing = step.phase is Phase.UNDOING
+        where = f"undo {step.kind}" if undoing else step.kind
+        self._run.say(events.STEP_WARNING, logging.WARNING, f"{where}: {message}", STEP=step.kind)
+        said = f"while going back: {message}" if undoing else message
+        if said not in step.warning:  # an undo that was cut short says it again
+            self._run._put_step(self._index, warning=f"{step.warning}; {said}" if step.warning else said)
 
 
 _CLOSING = {

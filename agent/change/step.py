@@ -48,8 +48,8 @@ class Step(Protocol):
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """The state is reached."""
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
-        """The state before it is reached again, whether or not `do` finished."""
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
+        """The state before it is reached again, whether or not `do` finished. What it reports, the record keeps."""
 
 
 @runtime_checkable

@@ -51,7 +51,7 @@ class Gate:
             raise self.ends
         report.progress(1, 1)
 
-    def undo(self, inputs: Any, memo: Any) -> None:
+    def undo(self, inputs: Any, memo: Any, report: Any) -> None:
         return
 
 

@@ -50,7 +50,8 @@ class Story:
 class Fault:
     """What fails. `stuck`: it keeps the board from going back, so `stuck` is the expected end of a revert.
 
-    `refreshed_in`: the step during which somebody has systemd merge what `active` names.
+    `refreshed_in`: the step during which somebody has systemd merge what `active` names. `loses`: a service that may be
+    down after going back, if the record says so.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Fault:
     stubborn_npu: bool = False
     silent_host: bool = False
     refreshed_in: str = ""
+    loses: str = ""
     stuck: bool = False
 
 
@@ -156,6 +158,14 @@ UNDO_FAULTS = (
     Fault("undo start", _undoing("stop"), bad="cpu", stuck=True),
     Fault("undo stop", _undoing("start"), bad="cpu", stuck=True),
     Fault("undo stage", _undoing("remove"), bad="cpu", stuck=True),
+)
+
+
+BYSTANDER_FAULT = Fault(
+    "undo for the viewer",
+    lambda call, world: call == ("start", "viewer.service") and world.reverting,
+    bad="cpu",
+    loses="viewer.service",
 )
 
 
@@ -301,7 +311,7 @@ class Run:
             found.append(f"systemd knows the units of {world.unit_files}, the overlay shows {shows}")
         if world.scaffold and shows == active and self.fault.name != "settle":
             found.append("the trial's scaffolding is still there")
-        found += self._services(shows)
+        found += self._services(shows, record if reverted else None)
         for runtime_id in (world.active, world.previous):
             manifest = world.runtimes.get(runtime_id or "")
             if runtime_id and (manifest is None or {e.image_id for e in manifest.extensions} - world.images):
@@ -312,9 +322,14 @@ class Run:
             found.append("the runtime that was not activated is still staged")
         return found
 
-    def _services(self, shows: str | None) -> list[str]:
+    def _services(self, shows: str | None, reverted: ChangeRecord | None) -> list[str]:
         running = self.world.running
         wanted = {*self.world.owned(shows), *self.world.of_the_base}
+        lost = self.fault.loses
+        if lost and lost not in running and reverted:
+            wanted.discard(lost)
+            if not any(f"while going back: cannot start {lost}" in step.warning for step in reverted.steps):
+                return [f"{lost} is down, and the record does not say so"]
         if set(running) != wanted:
             return [f"runs {sorted(running)}, not {sorted(wanted)}"]
         shown = self._images(shows)

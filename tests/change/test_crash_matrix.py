@@ -18,13 +18,25 @@ from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, Outcome, Phase
 from agent.plan import StepSpec
 from tests.change.fake_disk import FakeJournal
-from tests.change.stories import FAULTS, NO_FAULT, STORIES, UNDO_FAULTS, CutKind, Fault, Run, Story, plan_of
+from tests.change.stories import (
+    BYSTANDER_FAULT,
+    FAULTS,
+    NO_FAULT,
+    STORIES,
+    UNDO_FAULTS,
+    CutKind,
+    Fault,
+    Run,
+    Story,
+    plan_of,
+)
 from tests.change.wired import engine_on
 from tests.change.world import World
 
 SEED = 20261130
 MakeEngine = Callable[..., Engine]
 DEPLOY = STORIES[0]
+WATCHED = next(story for story in STORIES if story.name == "deploy under a viewer")
 AGENT_ONLY = next(story for story in STORIES if story.name == "deploy agent only")
 
 
@@ -93,6 +105,10 @@ def test_the_board_is_old_or_new_wherever_it_is_cut(story: Story) -> None:
 
 def test_an_undo_that_fails_ends_stuck_with_a_remedy_and_no_more_motion() -> None:
     assert_whole(played(engine_on, (8, 40), [DEPLOY], UNDO_FAULTS), least=100)
+
+
+def test_a_bystander_that_stays_down_after_going_back_stands_in_the_record() -> None:
+    assert_whole(played(engine_on, (8, 40), [WATCHED], [BYSTANDER_FAULT]), least=30)
 
 
 @pytest.mark.long

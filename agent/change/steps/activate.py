@@ -45,7 +45,7 @@ class Activate:
         self.runtimes.activate(inputs["to"], inputs["from"])
         self.overlay.settle(SETTLE_TIMEOUT_S)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Both links are as they were. Runs only when `active` was not renamed; `previous` may have been."""
         if memo["active"] is not None:
             self.runtimes.activate(memo["active"], memo["previous"])

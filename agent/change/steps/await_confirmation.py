@@ -52,7 +52,7 @@ class AwaitConfirmation:
             self.clock.sleep(POLL_S)
             report.stop_if_cancelled()
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Waiting changes nothing."""
 
 

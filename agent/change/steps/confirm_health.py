@@ -99,5 +99,5 @@ class ConfirmHealth:
             report.fact("backend", last.backend)
             report.fact("model", last.model)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Looking changes nothing."""

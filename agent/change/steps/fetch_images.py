@@ -75,7 +75,7 @@ class FetchImages:
             report.progress(before, total)
         return arrived
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Leaves them."""
 
 

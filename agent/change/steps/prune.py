@@ -50,5 +50,5 @@ class Prune:
         if unused:
             report.fact("pruned_images", len(unused))
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """What nobody refers to is not brought back."""

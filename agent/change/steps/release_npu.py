@@ -64,7 +64,7 @@ class ReleaseNpu:
                 raise _busy(ours)
             self.clock.sleep(POLL_S)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Nothing: whoever starts takes the nodes again."""
 
 

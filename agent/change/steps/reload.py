@@ -45,5 +45,5 @@ class Reload:
         for argv in memo["on_merge"]:
             self.units.run(argv, COMMAND_TIMEOUT_S)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Nothing yet: steps are undone in reverse, so the old files are not back. stop_services reads them again."""

@@ -50,7 +50,7 @@ class StageRuntime:
         folder = self.runtimes.stage(manifest, self.indexer.index(manifest.extensions))
         self.overlay.check(folder, CHECK_TIMEOUT_S)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """It is gone again, unless it was there before. An index stays, as images do; prune decides."""
         if not memo["existed"]:
             self.runtimes.remove(inputs["manifest"]["id"])

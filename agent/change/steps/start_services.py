@@ -49,7 +49,7 @@ class StartServices:
             return error
         return OperationError(error.code, f"{error.message} ({result})", error.remedy, error.facts)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """They are stopped."""
         stops = {name: partial(self.units.stop, name, STOP_TIMEOUT_S) for name in reversed(memo["units"])}
-        all_of(sparing(inputs, self.kind, stops))
+        all_of(sparing(inputs, stops, report))

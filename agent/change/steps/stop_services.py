@@ -7,12 +7,10 @@ undo here runs when the old overlay is back: it reads the old units again, does 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agent.change import events
 from agent.change.step import Inputs, Memo, Report
 from agent.change.steps.absence import Absence
 from agent.change.steps.releases import AffectedUnits, Releases
@@ -80,7 +78,7 @@ class StopServices:
         for argv in memo["on_unmerge"]:
             self.units.run(argv, COMMAND_TIMEOUT_S)
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Those that ran run again. Every part is tried; the first failure is told."""
         works: list[Callable[[], None]] = []
         if memo.get("manager", True):
@@ -88,20 +86,20 @@ class StopServices:
         works += [partial(self.units.run, [MODPROBE, "--", name], COMMAND_TIMEOUT_S) for name in memo["modules"]]
         works += [partial(self.units.run, argv, COMMAND_TIMEOUT_S) for argv in memo["on_merge"]]
         starts = {name: partial(self.units.start, name, START_TIMEOUT_S) for name in memo["running"]}
-        all_of([*works, *sparing(inputs, self.kind, starts)])
+        all_of([*works, *sparing(inputs, starts, report)])
 
 
-def sparing(inputs: Inputs, kind: str, works: Mapping[str, Callable[[], None]]) -> list[Callable[[], None]]:
-    """For an undo, what is to be done with each unit: with a bystander, a failure is only logged."""
+def sparing(inputs: Inputs, works: Mapping[str, Callable[[], None]], report: Report) -> list[Callable[[], None]]:
+    """For an undo, what is to be done with each unit: with a bystander, a failure is a warning."""
     others = inputs.get("bystanders", ())
-    return [partial(_warned, kind, work) if name in others else work for name, work in works.items()]
+    return [partial(_warned, work, report) if name in others else work for name, work in works.items()]
 
 
-def _warned(kind: str, work: Callable[[], None]) -> None:
+def _warned(work: Callable[[], None], report: Report) -> None:
     try:
         work()
     except OperationError as error:
-        events.event(events.STEP_WARNING, logging.WARNING, f"undo {kind}: {error.message}", STEP=kind)
+        report.warn(error.message)
 
 
 def _rests(unit: UnitState) -> bool:

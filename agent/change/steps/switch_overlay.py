@@ -44,7 +44,7 @@ class SwitchOverlay:
         if foreign:
             report.warn(f"{_say(foreign)} is merged too and not ours")
 
-    def undo(self, inputs: Inputs, memo: Memo) -> None:
+    def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """What of the old set was merged before is merged again."""
         self._show(inputs["from"])
         before = {

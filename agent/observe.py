@@ -219,7 +219,7 @@ class Observer:
         merged = _kept(self._overlay.merged, MergedSet({}), errors)
         releases, bad_images = self.disk.releases(e for m in manifests.values() for e in m.extensions)
         report = compare(
-            trial if trial is not None and _is_shown(trial, merged) else wanted,
+            trial if trial is not None and merged.is_exactly(trial) else wanted,
             merged,
             held=self.disk.store.image_ids(),
             releases=releases,
@@ -262,14 +262,6 @@ def _kept(ask: Callable[[], _Answer], otherwise: _Answer, errors: list[Operation
     except OperationError as error:
         errors.append(error)
         return otherwise
-
-
-def _is_shown(manifest: Manifest, merged: MergedSet) -> bool:
-    names = {(Kind(k), manifest.link_name(e).removesuffix(".raw")) for e in manifest.extensions for k in e.types}
-    if names != {(kind, name) for kind in Kind for name in merged.names.get(kind, ())}:
-        return False
-    images = {manifest.link_name(e).removesuffix(".raw"): e.image_id for e in manifest.extensions}
-    return all(images[name] == image for known in merged.images.values() for name, image in known.items())
 
 
 def owned_by(extensions: Iterable[Extension], releases: Mapping[str, Mapping[Kind, Mapping[str, str]]]) -> list[str]:

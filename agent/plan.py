@@ -318,11 +318,9 @@ def _the_manifest(observed: Observed, wanted: Wanted) -> Manifest:
 
 
 def _stands(observed: Observed, manifest: Manifest) -> bool:
-    """Every image is held and every link is merged."""
+    """Every image is held, and these images are merged and no others."""
     held = all(extension.image_id in observed.images for extension in manifest.extensions)
-    return held and all(
-        name in observed.merged.names.get(Kind(kind), ()) for kind, names in _links(manifest).items() for name in names
-    )
+    return held and observed.merged.is_exactly(manifest)
 
 
 def _owned_by(observed: Observed, extensions: Iterable[Extension]) -> list[str]:

@@ -12,9 +12,9 @@ from agent.change.record import NewChange, Outcome
 from agent.change.steps.absence import Absence
 from agent.change.steps.confirm_health import ConfirmHealth
 from agent.contract.errors import ErrorCode, OperationError
-from agent.extensions import Kind
+from agent.extensions import Kind, MergedSet
 from agent.plan import ChangeKind, NpuFacts, Wanted, plan_change
-from tests.change.fakes import FakeClock, FakeInference, FakeUnits
+from tests.change.fakes import FakeClock, FakeInference, FakeOverlay, FakeUnits
 from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, board, deploy
 from tests.change.wired import change_on, engine_on, observe, run
@@ -124,6 +124,34 @@ def test_a_change_that_leaves_etc_alone_waits_for_nobody() -> None:
     record = run(world, deploy(only_the_model)())
     assert record.outcome is Outcome.APPLIED
     assert "await_confirmation" not in {step.kind for step in record.steps}
+
+
+@pytest.mark.parametrize(
+    ("wrongly", "message"),
+    [
+        ({}, "systemd did not merge confext 99-pose-config"),
+        ({Kind.SYSEXT: ("10-stranger",)}, "sysext 10-stranger is merged too"),
+    ],
+)
+def test_an_overlay_that_is_not_exactly_the_wanted_one_is_not_kept(
+    wrongly: dict[Kind, tuple[str, ...]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = board(R1, previous=R0)
+    merged = FakeOverlay.merged
+
+    def merge(overlay: FakeOverlay) -> MergedSet:
+        found = merged(overlay)
+        if overlay.world.shown[Kind.SYSEXT] != R2.id:
+            return found
+        names = {kind: (*names, *wrongly.get(kind, ())) for kind, names in found.names.items()}
+        return MergedSet(names if wrongly else {Kind.SYSEXT: names[Kind.SYSEXT]})
+
+    monkeypatch.setattr(FakeOverlay, "merged", merge)
+    record = run(world, deploy(R2)())
+    assert record.reason
+    assert (record.outcome, record.reason.code) == (Outcome.REVERTED, ErrorCode.SWITCH_FAILED)
+    assert record.reason.message == f"cannot switch the overlay: {message}"
+    assert world.active == R1.id
 
 
 @pytest.mark.parametrize("during", ["confirm_health", "await_confirmation"])

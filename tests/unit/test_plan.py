@@ -76,6 +76,21 @@ def names(images: list[dict[str, Any]]) -> list[str]:
     return [image["name"] for image in images]
 
 
+def other_image() -> MergedSet:
+    """The names of R1, one of them another image's."""
+    return replace(links(R1), images={Kind.SYSEXT: {"98-pose-model": image(R2, "pose-model")}})
+
+
+def stranger() -> MergedSet:
+    """R1, and what somebody merged beside it."""
+    names = links(R1).names
+    return MergedSet({**names, Kind.SYSEXT: ("10-stranger", *names[Kind.SYSEXT])})
+
+
+def image(manifest: Manifest, name: str) -> str:
+    return next(extension.image_id for extension in manifest.extensions if extension.name == name)
+
+
 KINDS = [
     ("a deploy", board(R1, R0), deploy(R2), WHOLE),
     ("a first deploy", board(None), deploy(R1), CONFIRMED),
@@ -85,6 +100,8 @@ KINDS = [
     ("a deploy of what already runs", board(R1), deploy(R1), []),
     ("a merge of what is merged", board(R1), Wanted(ChangeKind.MERGE, None), []),
     ("a merge", board(R1, merged=MergedSet({})), Wanted(ChangeKind.MERGE, None), VOLATILE),
+    ("a merge under another image", board(R1, merged=other_image()), Wanted(ChangeKind.MERGE, None), VOLATILE),
+    ("a deploy of what runs beside a stranger", board(R1, merged=stranger()), deploy(R1), [*WHOLE[:2], *VOLATILE[2:]]),
     ("a refresh", board(R1), Wanted(ChangeKind.REFRESH, None), VOLATILE),
     ("an unmerge", board(R1), Wanted(ChangeKind.UNMERGE, None), VOLATILE[:4]),
     ("an unmerge of nothing", board(R1, merged=MergedSet({})), Wanted(ChangeKind.UNMERGE, None), []),
@@ -179,10 +196,6 @@ def test_no_space_even_without_the_unused_is_refused() -> None:
         "cannot deploy runtime npu-pose 2: it needs 17 MiB, and 1 MiB are free with everything unused removed"
     )
     assert caught.value.facts["needed_bytes"] == SPARE_BYTES + 1000
-
-
-def image(manifest: Manifest, name: str) -> str:
-    return next(extension.image_id for extension in manifest.extensions if extension.name == name)
 
 
 def test_what_is_there_of_an_interrupted_fetch_needs_no_room_again() -> None:

@@ -33,16 +33,17 @@ class SwitchOverlay:
         return {"merged": self._merged()}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
-        """The wanted set is merged, and nothing else of ours."""
+        """The wanted set is merged, and nothing else."""
         self._show(inputs["to"])
         merged = self._merged()
         _require(inputs["to_names"], merged)
-        left = _minus(_minus(merged, inputs["to_names"]), _minus(merged, inputs["from_names"]))
-        if left:
-            raise OperationError(ErrorCode.SWITCH_FAILED, f"cannot switch the overlay: {_say(left)} is still merged")
-        foreign = _minus(merged, inputs["to_names"])
-        if foreign:
-            report.warn(f"{_say(foreign)} is merged too and not ours")
+        surplus = _minus(merged, inputs["to_names"])
+        if surplus:
+            raise OperationError(
+                ErrorCode.SWITCH_FAILED,
+                f"cannot switch the overlay: {_say(surplus)} is merged too",
+                "Ask for the change again, and run neither systemd-sysext nor systemd-confext meanwhile.",
+            )
 
     def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """What of the old set was merged before is merged again."""

@@ -191,7 +191,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     return Parts(
         clock=clock,
         journal=journal,
-        engine=Engine(journal, handlers, clock),
+        engine=Engine(journal, handlers, clock, goes_down=units.goes_down),
         sources=sources,
         confirmation=confirmation,
         observer=Observer(identity, disk, overlay, units, inference),

@@ -9,7 +9,8 @@ It names no step. What it promises, whatever instant the power goes or the agent
 - recovery counts its attempts before anything else; at the limit, or when an undo fails, the change is `stuck`.
 
 An operation runs in the caller's thread, one at a time. `Shutdown` and every other BaseException pass through: the
-journal stays as it is and the next start decides.
+journal stays as it is and the next start decides. So it is with whatever fails because the board goes down: systemd
+then stops what a step starts, and refuses to start what an undo wants back.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from agent.change import events
+from agent.change.endings import CLOSING, interruption, remedy_of_stuck
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, Reason, StepRecord, summary
 from agent.change.step import CommitStep, Step
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Clock
 
 ATTEMPTS_LIMIT = 5
+_TOLD_WITHIN_S = 10.0
 _UNDOABLE = (Phase.DOING, Phase.DONE, Phase.UNDOING)
 _LOG = logging.getLogger("avocado.change")
 _Result = TypeVar("_Result")
@@ -53,11 +56,18 @@ class Engine:
     """Runs new changes and finishes or reverts an interrupted one."""
 
     def __init__(
-        self, journal: Records, handlers: Mapping[str, Step], clock: Clock, *, attempts_limit: int = ATTEMPTS_LIMIT
+        self,
+        journal: Records,
+        handlers: Mapping[str, Step],
+        clock: Clock,
+        *,
+        goes_down: Callable[[], bool] = lambda: False,
+        attempts_limit: int = ATTEMPTS_LIMIT,
     ) -> None:
         self._journal = journal
         self._handlers = handlers
         self._clock = clock
+        self._goes_down = goes_down
         self._attempts_limit = attempts_limit
         self._unsaved: ChangeRecord | None = None  # an end that the disk did not take
 
@@ -82,7 +92,7 @@ class Engine:
             plan = [{"kind": spec.kind, "inputs": spec.inputs} for spec in change.steps]
             facts = record.facts | {"dry_run": True, "plan": plan}
             record = replace(record, outcome=Outcome.PLANNED, ended_at=record.started_at, steps=(), facts=facts)
-        run = _Run(record, self._journal, self._handlers, self._clock, progress, cancelled)
+        run = _Run(record, self._journal, self._handlers, self._clock, self._goes_down, progress, cancelled)
         run.save()
         self._journal.prune()
         if change.plan_only:
@@ -99,11 +109,11 @@ class Engine:
         if record is None or record.outcome is not Outcome.RUNNING:
             return None
         record = replace(record, attempts=record.attempts + 1)
-        run = _Run(record, self._journal, self._handlers, self._clock, progress, lambda: False)
+        run = _Run(record, self._journal, self._handlers, self._clock, self._goes_down, progress, lambda: False)
         run.save()
         if record.attempts > self._attempts_limit:
             why = f"its recovery was cut short {self._attempts_limit} times"
-            return self._ended(run.stuck(OperationError(ErrorCode.CHANGE_STUCK, why, _remedy(record))), run)
+            return self._ended(run.stuck(OperationError(ErrorCode.CHANGE_STUCK, why, remedy_of_stuck(record))), run)
         return self._ended(run.resume(), run)
 
     def _ended(self, record: ChangeRecord, run: _Run) -> ChangeRecord:
@@ -130,6 +140,7 @@ class _Run:
         journal: Records,
         handlers: Mapping[str, Step],
         clock: Clock,
+        goes_down: Callable[[], bool],
         progress: Progress,
         cancelled: Callable[[], bool],
     ) -> None:
@@ -137,6 +148,7 @@ class _Run:
         self._journal = journal
         self._handlers = handlers
         self._clock = clock
+        self._goes_down = goes_down
         self._progress = progress
         self._cancelled = cancelled
         self.is_saved = False  # the record as it is now
@@ -146,12 +158,14 @@ class _Run:
             try:
                 self._forward()
             except OperationError as error:
+                self._leave_if_going_down()
                 self._turn_back(error)
         if not self.record.reverting:
             return self._end(Outcome.APPLIED)
         try:
             self._backward()
         except OperationError as error:
+            self._leave_if_going_down()
             return self.stuck(error)
         reason = self.record.reason
         cancelled = reason is not None and reason.code is ErrorCode.CHANGE_CANCELLED
@@ -168,13 +182,15 @@ class _Run:
             return self.stuck(error)
         self._put(committed=committed)
         if not committed:
-            self._turn_back(self._interruption())
+            self._turn_back(interruption(self.record, self._clock.boot_id()))
         return self.to_the_end()
 
     def stuck(self, error: OperationError) -> ChangeRecord:
         before = f"; it failed because: {self.record.reason.message}" if self.record.reason else ""
         self._put(
-            reason=Reason(ErrorCode.CHANGE_STUCK, f"{error.message}{before}", error.remedy or _remedy(self.record))
+            reason=Reason(
+                ErrorCode.CHANGE_STUCK, f"{error.message}{before}", error.remedy or remedy_of_stuck(self.record)
+            )
         )
         return self._end(Outcome.STUCK)
 
@@ -248,6 +264,13 @@ class _Run:
         handler = self._handler(step.kind)
         self._guarded(step.kind, lambda: handler.undo(step.inputs, step.memo, _Report(self, index)))
 
+    def _leave_if_going_down(self) -> None:
+        """Raises Shutdown where a step failed only because the board, or the agent, is being stopped."""
+        self._clock.sleep(0)
+        if self._goes_down():
+            # The agent is stopped in the same moment as whatever failed, and its word may be on the way.
+            self._clock.sleep(_TOLD_WITHIN_S)
+
     def _turn_back(self, error: OperationError) -> None:
         step = self.record.step
         where = step.kind if step else ""
@@ -258,7 +281,7 @@ class _Run:
     def _end(self, outcome: Outcome) -> ChangeRecord:
         self._put(outcome=outcome, ended_at=self._clock.now())
         self._save_or_go_on()
-        message_id, level = _CLOSING[outcome]
+        message_id, level = CLOSING[outcome]
         events.event(message_id, level, summary(self.record), CHANGE_ID=self.record.number)
         return self.record
 
@@ -281,19 +304,6 @@ class _Run:
             raise OperationError(
                 ErrorCode.CHANGE_CANCELLED, f"cannot finish change {self.record.number}: it was cancelled"
             )
-
-    def _interruption(self) -> OperationError:
-        if self.record.boot_id != self._clock.boot_id():
-            return OperationError(
-                ErrorCode.POWER_LOST,
-                f"cannot finish change {self.record.number}: power lost before activation",
-                "Ask for the change again.",
-            )
-        return OperationError(
-            ErrorCode.CHANGE_REVERTED,
-            f"cannot finish change {self.record.number}: the agent was restarted before activation",
-            "Ask for the change again.",
-        )
 
     def _handler(self, kind: str) -> Step:
         try:
@@ -371,18 +381,3 @@ class _Report:
         said = f"while going back: {message}" if undoing else message
         if said not in step.warning:  # an undo that was cut short says it again
             self._run._put_step(self._index, warning=f"{step.warning}; {said}" if step.warning else said)
-
-
-_CLOSING = {
-    Outcome.APPLIED: (events.CHANGE_APPLIED, logging.INFO),
-    Outcome.REVERTED: (events.CHANGE_REVERTED, logging.WARNING),
-    Outcome.CANCELLED: (events.CHANGE_REVERTED, logging.INFO),
-    Outcome.STUCK: (events.CHANGE_STUCK, logging.ERROR),
-}
-
-
-def _remedy(record: ChangeRecord) -> str:
-    return (
-        f"Run 'avocadoctl history show {record.number}', repair what it names, then run 'avocadoctl refresh',"
-        " or reboot: the board starts with the active runtime."
-    )

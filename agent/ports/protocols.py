@@ -106,7 +106,7 @@ class Holder:
 
     def __str__(self) -> str:
         """For messages."""
-        return f"{'' if self.certain else 'perhaps '}{self.node} by {self.process}"
+        return f"{self.process} {'holds' if self.certain else 'may hold'} {self.node}"
 
 
 class Npu(Protocol):

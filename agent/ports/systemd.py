@@ -87,6 +87,16 @@ class SystemdUnits:
         """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
         self._peer.wait(self._run(list(argv), timeout_s), timeout_s + 2 * _CALL_TIMEOUT_S)
 
+    def goes_down(self) -> bool:
+        """The board is being shut down: systemd stops units that nobody asked to stop, and starts none."""
+        try:
+            said = self._peer.wait(
+                self._peer.properties(PATH, MANAGER, ["SystemState"], timeout_s=_CALL_TIMEOUT_S), _CALL_TIMEOUT_S
+            )
+        except (PeerError, OperationError):
+            return False
+        return bool(said["SystemState"] == "stopping")
+
     # -- what only the overlay adapter asks for
 
     def reload_or_restart(self, name: str, timeout_s: float) -> None:

@@ -118,6 +118,7 @@ class FakeSystemd(ServiceInterface):
         self.fail_when: Callable[[str, str], str | None] = lambda member, name: None
         self._bus: MessageBus | None = None
         self._jobs = 0
+        self.state_of_all = "running"
         programs.mkdir(exist_ok=True)
         for kind in ("sysext", "confext"):
             program = programs / f"systemd-{kind}"
@@ -155,6 +156,10 @@ class FakeSystemd(ServiceInterface):
         (self.programs / f"{kind}.json").write_text(json.dumps(rows))
 
     # -- the manager's interface
+
+    @dbus_property(PropertyAccess.READ, "SystemState")
+    def system_state(self) -> DBusStr:
+        return self.state_of_all
 
     @dbus_method("Subscribe")
     def subscribe(self) -> DBusNothing:

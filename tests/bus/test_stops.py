@@ -53,3 +53,12 @@ def test_a_unit_that_even_a_kill_does_not_end_is_an_error_that_names_it(
         assert "pose.service" in caught.value.message
 
     against(address, systemd, use)
+
+
+def test_a_board_that_goes_down_is_told_from_one_that_runs_or_does_not_say(address: str, systemd: FakeSystemd) -> None:
+    def use(units: SystemdUnits) -> None:
+        assert not units.goes_down()
+        systemd.state_of_all = "stopping"
+        assert units.goes_down()
+
+    against(address, systemd, use)

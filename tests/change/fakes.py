@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.change.confirmation import Confirmation
+from agent.change.step import Shutdown
 from agent.contract.errors import ErrorCode, OperationError
 from agent.extensions import Kind, MergedSet
 from agent.health import InferenceState, SelfTest, UnitState
@@ -147,6 +148,8 @@ class FakeClock:
         return "2026-11-30T22:00:00Z"
 
     def sleep(self, seconds: float) -> None:
+        if self.world.stopping:
+            raise Shutdown
         self.world.now_s += seconds
 
     def boot_id(self) -> str:

@@ -72,7 +72,7 @@ def test_an_npu_that_is_not_let_go_is_named_with_who_holds_it() -> None:
     assert record.reason
     assert record.reason.code is ErrorCode.NPU_BUSY
     assert record.reason.message == (
-        "cannot release the NPU: /dev/simnpu0 by pid 812 (python3, state D in simnpu_wait) still held after 10 s"
+        "cannot release the NPU: pid 812 (python3, state D in simnpu_wait) holds /dev/simnpu0, still after 10 s"
     )
     assert record.reason.remedy == "Reboot the board: pid 812 hangs in the kernel at simnpu_wait."
 

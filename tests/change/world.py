@@ -73,6 +73,7 @@ class World:
     fail_when: Callable[[Call, World], OperationError | None] = lambda call, world: None
 
     reverting: bool = False
+    stopping: bool = False  # the agent was told to end
 
     def begin(self, *call: Any) -> None:
         """An effect is about to happen."""

@@ -107,15 +107,15 @@ def test_a_process_whose_map_cannot_be_read_in_time_counts_as_a_holder_and_is_as
         for _ in range(3):
             holders = npu.holders([str(node)], ["pose.service"])
             assert {str(holder) for holder in holders if holder.ours} == {
-                f"perhaps {node} by pid 12 (python3, state D in simnpu_wait)",
-                f"{node} by pid 13 (python3, state S)",
+                f"pid 12 (python3, state D in simnpu_wait) may hold {node}",
+                f"pid 13 (python3, state S) holds {node}",
             }
         assert sum(thread.name == "maps" for thread in threading.enumerate()) == 1
     wait_until(lambda: not any(thread.name == "maps" for thread in threading.enumerate()))
     hung.joinpath("maps").unlink()
     hung.joinpath("maps").write_text("")
     assert [str(holder) for holder in npu.holders([str(node)], ["pose.service"])] == [
-        f"{node} by pid 13 (python3, state S)"
+        f"pid 13 (python3, state S) holds {node}"
     ]
 
 

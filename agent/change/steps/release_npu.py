@@ -49,7 +49,7 @@ class ReleaseNpu:
             return
         foreign = self._wait(nodes, memo["units"])
         if foreign:
-            report.warn(f"also used by {_names(foreign)}, left alone")
+            report.warn(f"left alone, not ours: {_names(foreign)}")
         self.clock.sleep(inputs["settle_s"])
         report.fact("npu", {"nodes": nodes, "settle_s": inputs["settle_s"], "contexts": inputs["contexts"]})
 
@@ -77,7 +77,7 @@ def _busy(ours: Sequence[Holder]) -> OperationError:
         remedy = f"End pid {ours[0].process.pid}, then ask for the change again."
     return OperationError(
         ErrorCode.NPU_BUSY,
-        f"cannot release the NPU: {_names(ours)} still held after {RELEASE_TIMEOUT_S:g} s",
+        f"cannot release the NPU: {_names(ours)}, still after {RELEASE_TIMEOUT_S:g} s",
         remedy,
         {"pids": [holder.process.pid for holder in ours]},
     )

@@ -1,4 +1,4 @@
-"""How a change may end, in the words of its record: cut short by what, what to do where it is stuck, its closing event."""
+"""How a change may end, in the words of its record: cut short by what, what to do when stuck, its closing event."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from dbus_fast.annotations import DBusDict, DBusObjectPath, DBusSignature, DBusS
 from dbus_fast.service import ServiceInterface, dbus_method, dbus_property, dbus_signal
 
 from agent.callers import Gate
-from agent.change.record import ChangeRecord, Outcome, Phase
+from agent.change.record import ChangeRecord, Outcome
 from agent.contract.errors import ErrorCode, OperationError, printable
+from agent.contract.status import progress_of
 from agent.plan import ChangeKind
 from agent.requests import Ask, Changes
 
@@ -287,18 +288,13 @@ def shown(record: ChangeRecord) -> dict[str, Any]:
     """A record as the properties that can change."""
     reason = record.reason
     step = record.step
-    ended = sum(step.phase in (Phase.DONE, Phase.UNDONE) for step in record.steps)
-    parts = len(record.steps)
-    done, total = int(record.facts.get("bytes_done", 0)), int(record.facts.get("bytes_total", 0))
-    within = done / total if total and step is not None and not ended else 0.0
-    percentage = 100 if record.outcome is not Outcome.RUNNING or not parts else int(100 * (ended + within) / parts)
-    word = "" if step is None else f"undo {step.kind}" if step.phase is Phase.UNDOING else step.kind
+    percentage, text = progress_of(record.as_dict())
     return {
         "State": record.outcome.value,
         "Step": step.kind if step else "",
-        "Progress": [percentage, word or record.outcome.value, 1],
-        "BytesDone": done,
-        "BytesTotal": total,
+        "Progress": [percentage, text, 1],
+        "BytesDone": int(record.facts.get("bytes_done", 0)),
+        "BytesTotal": int(record.facts.get("bytes_total", 0)),
         "Error": [reason.code.value, reason.message, reason.remedy] if reason else ["", "", ""],
     }
 

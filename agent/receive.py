@@ -2,18 +2,22 @@
 
 Promises that nothing but HTTP reaches the wire after the marker (the streams are taken away before anything else could
 print), that only root reaches the socket, that one connection is served and no second, and that it ends by itself: when
-the change has ended, or when the host is gone. A change whose host is gone follows its own rules. `deploy` runs this; a
-person has no use for it.
+the change has ended, or when the host is gone. A change whose host is gone follows its own rules; one whose agent is
+killed loses its wire and is followed to the end that the agent's next start gives it. `deploy` runs this; a person has
+no use for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +26,12 @@ from dbus_fast import Variant
 
 from agent.contract.bridge import MARKER, event_line
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.status import RUN_DIR
-from agent.verbs.client import CHANGE, AgentClient, Record
+from agent.contract.status import RUN_DIR, progress_of
+from agent.verbs.client import AgentClient, Record
 
 _CHUNK_BYTES = 1 << 18
 _PLAN_TIMEOUT_S = 600.0
 _EVENT_EVERY_S = 0.1
-_PROPERTIES = "org.freedesktop.DBus.Properties"
 
 
 def register(subparsers: Any) -> None:
@@ -132,20 +135,26 @@ class Bridge:
         self._from_host(agent)
 
     def _to_host(self, agent: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):  # an agent that was killed is not a host that is gone
             while data := agent.recv(_CHUNK_BYTES):
                 view = memoryview(data)
-                while view:
-                    view = view[os.write(self._wire.to_host, view) :]
-        except OSError:
-            self.host_gone.set()
+                try:
+                    while view:
+                        view = view[os.write(self._wire.to_host, view) :]
+                except OSError:
+                    self.host_gone.set()
+                    return
 
     def _from_host(self, agent: socket.socket) -> None:
-        try:
+        agent_is_gone = False
+        with contextlib.suppress(OSError):  # of the host's end
             while data := os.read(self._wire.from_host, _CHUNK_BYTES):
-                agent.sendall(data)
-        except OSError:
-            return  # the agent hung up: the change says why
+                try:
+                    if not agent_is_gone:
+                        agent.sendall(data)
+                except OSError:
+                    # It hung up, and the change says why. The host is listened to until it goes as well.
+                    agent_is_gone = True
         self.host_gone.set()
         agent.close()
 
@@ -173,20 +182,28 @@ async def _change(bridge: Bridge, requested_by: str, *, dry_run: bool) -> Record
         options = {"dry_run": Variant("b", dry_run), "requested_by": Variant("s", requested_by)}
         body = [f"unix:{bridge.path}", options]
         path = (await client.call("Deploy", "sa{sv}", body, timeout_s=_PLAN_TIMEOUT_S))[0]
-        while True:
-            record = await client.record(path)
-            if record["outcome"] != "running":
-                return record
-            _tell(await _progress(client, path, record))
-            await client.news()
-            await asyncio.sleep(_EVENT_EVERY_S)  # an agent that signals every block must not flood the wire
+        return await client.follow(path, _progress_teller())
     finally:
         client.close()
 
 
-async def _progress(client: AgentClient, path: str, record: Record) -> dict[str, Any]:
-    values = (await client.call("GetAll", "s", [CHANGE], path=path, interface=_PROPERTIES))[0]
-    percent, text, _ = values["Progress"].value if "Progress" in values else (0, "", 0)
+def _progress_teller() -> Callable[[Record], None]:
+    """A function that tells every new step at once, and what moves within one every moment."""
+    last = ("", 0.0)
+
+    def tell(record: Record) -> None:
+        nonlocal last
+        event, now = _progress(record), time.monotonic()
+        # An agent that signals every block must not flood the wire.
+        if event["text"] != last[0] or now - last[1] >= _EVENT_EVERY_S:
+            last = (event["text"], now)
+            _tell(event)
+
+    return lambda record: tell(record) if record["outcome"] == "running" else None
+
+
+def _progress(record: Record) -> dict[str, Any]:
+    percent, text = progress_of(record)
     moving = [step for step in record["steps"] if step["phase"] in ("doing", "undoing")]
     return {
         "event": "progress",
@@ -195,8 +212,8 @@ async def _progress(client: AgentClient, path: str, record: Record) -> dict[str,
         "undoing": bool(moving) and moving[-1]["phase"] == "undoing",
         "text": text,
         "percent": percent,
-        "bytes_done": values["BytesDone"].value if "BytesDone" in values else 0,
-        "bytes_total": values["BytesTotal"].value if "BytesTotal" in values else 0,
+        "bytes_done": int(record["facts"].get("bytes_done", 0)),
+        "bytes_total": int(record["facts"].get("bytes_total", 0)),
     }
 
 

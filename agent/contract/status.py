@@ -136,6 +136,19 @@ def change_entry(record: Mapping[str, Any]) -> ChangeEntry:
     }
 
 
+def progress_of(record: Mapping[str, Any]) -> tuple[int, str]:
+    """How far a change record's document is, in percent, and the step that moves or how it ended."""
+    steps, facts = record["steps"], record["facts"]
+    moving = [step for step in steps if step["phase"] in ("doing", "undoing")]
+    word = f"{'undo ' if moving[-1]['phase'] == 'undoing' else ''}{moving[-1]['kind']}" if moving else record["outcome"]
+    if record["outcome"] != "running" or not steps:
+        return 100, word
+    ended = sum(step["phase"] in ("done", "undone") for step in steps)
+    done, total = int(facts.get("bytes_done", 0)), int(facts.get("bytes_total", 0))
+    within = done / total if total and moving and not ended else 0.0
+    return int(100 * (ended + within) / len(steps)), word
+
+
 def agent_entry(version: str, interval_s: float, updated_at: str) -> AgentEntry:
     """The entry of the process that calls this."""
     return {

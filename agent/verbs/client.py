@@ -118,8 +118,13 @@ class AgentClient:
         return record
 
     async def follow(self, change: str, tell: Callable[[Record], None]) -> Record:
-        """Tell every new state of a change until it ends, and give its last record."""
-        record = await self.record(change)
+        """Tell every new state of a change until it ends, and give its last record. Raises `not-found`."""
+        try:
+            record = await self.record(change)
+        except OperationError as error:
+            if error.code is not ErrorCode.AGENT_UNREACHABLE:
+                raise
+            record = await self._record_again(change)
         while True:
             tell(record)
             if record["outcome"] != "running":

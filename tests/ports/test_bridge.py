@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dbus_fast import BusType, Message, MessageType, Variant
+from dbus_fast import BusType, Message, MessageType
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
@@ -65,7 +65,8 @@ class FakeAgent:
         self.refuse_with: OperationError | None = None
         self.outcome = "applied"
         self.hang = False
-        self._record = {"number": 7, "outcome": "running", "steps": [], "facts": {}, "reason": None}
+        self.dies_in_fetch = False
+        self._record: dict[str, Any] = {"number": 7, "outcome": "running", "steps": [], "facts": {}, "reason": None}
 
     async def join(self) -> MessageBus:
         bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
@@ -82,9 +83,6 @@ class FakeAgent:
             return True
         if message.member == "Describe":
             return Message.new_method_return(message, "s", [json.dumps(self._record)])
-        if message.member == "GetAll":
-            values = {"Progress": Variant("(isi)", [40, "blob", 1]), "BytesDone": Variant("t", 4)}
-            return Message.new_method_return(message, "a{sv}", [{**values, "BytesTotal": Variant("t", 10)}])
         return None
 
     async def _deploy(self, bus: MessageBus, message: Message) -> None:
@@ -96,7 +94,9 @@ class FakeAgent:
             return
         await bus.send(Message.new_method_return(message, "o", [CHANGE_PATH]))
         await asyncio.to_thread(self._fetch, source.removeprefix("unix:"))
-        if not self.hang:
+        if self.dies_in_fetch:
+            bus.disconnect()
+        elif not self.hang:
             self._record = {**self._record, "outcome": self.outcome, "facts": {"moved_bytes": 3}}
 
     def _fetch(self, path: str) -> None:
@@ -106,6 +106,9 @@ class FakeAgent:
         for name, headers in self.requests:
             connection.request("GET", name, headers=headers)
             answer = connection.getresponse()
+            if self.dies_in_fetch:
+                answer.read(1000)  # of many, which the host goes on sending
+                break
             data = answer.read()
             self.fetched.append((name, answer.status, hashlib.sha256(data).hexdigest()))
         connection.close()
@@ -262,6 +265,55 @@ def test_a_change_that_goes_on_without_its_link_is_asked_for_again(
     result = carried(agent, folder)
     assert (result["change"]["outcome"], result["error"]) == ("applied", None)
     assert "avocadoctl -o json history show 7" in (folder.parent / "ssh.log").read_text()
+
+
+def test_an_agent_that_is_killed_in_the_middle_says_at_its_next_start_how_the_change_ended(
+    bus_address: str, folder: Path
+) -> None:
+    killed = FakeAgent()
+    killed.dies_in_fetch = True
+    moving = {"kind": "fetch_images", "phase": "doing"}
+    killed._record |= {"steps": [moving], "facts": {"bytes_done": 4, "bytes_total": 10}}
+    message = "cannot finish change 7: the agent was restarted before activation"
+    reason = {"code": "change-reverted", "message": message, "remedy": "Ask for the change again."}
+
+    async def scenario() -> dict[str, Any]:
+        bus = await killed.join()
+        carrying = asyncio.create_task(carry(Board("root@board"), folder, Report(quiet=True)))
+        await asyncio.wait_for(bus.wait_for_disconnect(), 20)
+        assert not carrying.done()
+        started_again = FakeAgent()
+        started_again._record |= {"outcome": "reverted", "reason": reason}
+        again = await started_again.join()
+        try:
+            return await asyncio.wait_for(carrying, 20)
+        finally:
+            again.disconnect()
+
+    result = asyncio.run(scenario())
+    assert (result["error"], result["change"]["outcome"], result["change"]["reason"]) == (None, "reverted", reason)
+
+
+def test_the_host_that_goes_after_its_agent_is_missed_all_the_same(bus_address: str, folder: Path) -> None:
+    agent = FakeAgent()
+    agent.dies_in_fetch = True
+
+    async def vanish() -> int:
+        bus = await agent.join()
+        process = await asyncio.create_subprocess_exec(
+            "avocadoctl", "receive", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        await asyncio.wait_for(process.stdout.readuntil(b"\n"), 10)
+        await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 10)
+        process.stdin.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n" + bytes(4000000))
+        await asyncio.wait_for(bus.wait_for_disconnect(), 10)
+        await asyncio.wait_for(process.stdin.drain(), 10)
+        process.stdin.close()
+        return await asyncio.wait_for(process.wait(), 10)
+
+    assert asyncio.run(vanish()) == 50
 
 
 def test_receive_ends_by_itself_when_the_host_is_gone(bus_address: str, folder: Path) -> None:

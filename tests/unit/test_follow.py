@@ -50,6 +50,10 @@ def test_an_agent_that_comes_back_says_how_the_change_ended() -> None:
     assert told == [RUNNING, RUNNING, REVERTED]
 
 
+def test_an_agent_that_ends_before_it_was_first_asked_is_waited_for_too() -> None:
+    assert follow(GONE, UNREAD, REVERTED) == (REVERTED, [REVERTED])
+
+
 def test_an_agent_that_stays_away_leaves_the_number_and_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACK_WITHIN_S", 0.02)
     with pytest.raises(OperationError) as caught:

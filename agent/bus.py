@@ -133,19 +133,19 @@ class Manager(ServiceInterface):
         return await self._begin(ChangeKind.ROLLBACK, options, runtime=runtime)
 
     @dbus_method("Merge")
-    async def merge(self) -> DBusObjectPath:
+    async def merge(self, options: DBusDict) -> DBusObjectPath:
         """Merge the active runtime's set."""
-        return await self._begin(ChangeKind.MERGE, {})
+        return await self._begin(ChangeKind.MERGE, options)
 
     @dbus_method("Unmerge")
-    async def unmerge(self) -> DBusObjectPath:
+    async def unmerge(self, options: DBusDict) -> DBusObjectPath:
         """Unmerge everything."""
-        return await self._begin(ChangeKind.UNMERGE, {})
+        return await self._begin(ChangeKind.UNMERGE, options)
 
     @dbus_method("Refresh")
-    async def refresh(self) -> DBusObjectPath:
+    async def refresh(self, options: DBusDict) -> DBusObjectPath:
         """Make the running set what the active runtime names."""
-        return await self._begin(ChangeKind.REFRESH, {})
+        return await self._begin(ChangeKind.REFRESH, options)
 
     @dbus_method("Enable")
     async def enable(self, extension: DBusStr, options: DBusDict) -> DBusObjectPath:

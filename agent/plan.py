@@ -126,7 +126,7 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     Raises OperationError when something that can be known now rules the change out.
     """
     if wanted.kind is ChangeKind.UNMERGE:
-        return _unmerge(observed)
+        return _unmerge(observed, wanted)
     manifest = _the_manifest(observed, wanted)
     runtime = manifest.runtime
     check_board(observed, manifest, f"cannot {_VERBS[wanted.kind]} runtime {runtime.name} {runtime.version}")
@@ -137,8 +137,7 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
     steps += _switch(observed, shown, manifest, wanted.kind)
-    if (wanted.await_host or wanted.kind is ChangeKind.DEPLOY) and _touches_etc(shown, manifest):
-        steps.append(_confirmed(wanted, manifest))
+    steps += _confirmed(observed, wanted, shown, manifest)
     if manifest.id != observed.active:
         keep = [runtime for runtime in (manifest.id, observed.active) if runtime]
         steps += [
@@ -268,22 +267,36 @@ def _left_out(*manifests: Manifest | None) -> list[str]:
     return sorted({extension.image_id for base in bases for extension in base.extensions} - listed)
 
 
-def _touches_etc(shown: Manifest | None, to: Manifest) -> bool:
-    before, after = ([e.image_id for e in m.extensions if Kind.CONFEXT in e.types] if m else [] for m in (shown, to))
-    return before != after
-
-
-def _confirmed(wanted: Wanted, manifest: Manifest) -> StepSpec:
-    """Somebody has to come back; a board's own change is confirmed by whoever sits at it."""
-    said = manifest.confirm.get("within_s")
+def _confirmed(observed: Observed, wanted: Wanted, shown: Manifest | None, to: Manifest | None) -> list[StepSpec]:
+    """Where /etc changes somebody has to come back; a board's own change is confirmed by whoever sits at it."""
+    from_afar = wanted.await_host or wanted.kind is ChangeKind.DEPLOY
+    if not from_afar or _etc_now(observed, shown) == [image for _, image in _etc_of(to)]:
+        return []
+    decides = to or shown
+    said = decides.confirm.get("within_s") if decides else None
     within_s = float(said) if isinstance(said, int | float) and 5 <= said <= 3600 else CONFIRM_WITHIN_S
     server = None if (wanted.source or "unix:").startswith("unix:") else wanted.source
-    return StepSpec("await_confirmation", {"within_s": within_s, "server": server})
+    return [StepSpec("await_confirmation", {"within_s": within_s, "server": server})]
 
 
-def _unmerge(observed: Observed) -> list[StepSpec]:
+def _etc_of(manifest: Manifest | None) -> list[tuple[str, str]]:
+    """Merge name and image of whatever a runtime lays over /etc, highest first."""
+    extensions = [e for e in manifest.extensions if Kind.CONFEXT in e.types] if manifest else []
+    return [(manifest.link_name(e).removesuffix(".raw"), e.image_id) for e in extensions] if manifest else []
+
+
+def _etc_now(observed: Observed, shown: Manifest | None) -> list[str]:
+    """The images that lie over /etc, whoever merged them, highest first; the name of one that nobody knows."""
+    images = observed.merged.images.get(Kind.CONFEXT, dict(_etc_of(shown)))
+    names = sorted(observed.merged.names.get(Kind.CONFEXT, ()), reverse=True)
+    return [images.get(name, name) for name in names]
+
+
+def _unmerge(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     shown = shown_runtime(observed)
-    return _switch(observed, shown, None, ChangeKind.UNMERGE) if shown else []
+    if shown is None:
+        return []
+    return _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None)
 
 
 def _npu(observed: Observed) -> dict[str, Any]:

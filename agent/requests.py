@@ -107,7 +107,7 @@ class Planner:
             case ChangeKind.ENABLE | ChangeKind.DISABLE:
                 return Wanted(ask.kind, self._without_or_with(ask, observed), await_host=ask.await_host)
             case ChangeKind.MERGE | ChangeKind.UNMERGE | ChangeKind.REFRESH:
-                return Wanted(ask.kind, None)
+                return Wanted(ask.kind, None, await_host=ask.await_host)
 
     def _deployed(self, ask: Ask, observed: Observed) -> Wanted:
         source = self._sources.open(ask.source)

@@ -88,7 +88,7 @@ class AgentClient:
         except TimeoutError as cause:
             raise _unreachable(f"no answer in {timeout_s:g} s") from cause
         if reply is None or reply.message_type is MessageType.ERROR:
-            raise _error_of(reply)
+            raise _error_of(reply, "" if path != PATH else member)
         return list(reply.body)
 
     async def subscribe(self) -> None:
@@ -153,7 +153,7 @@ class AgentClient:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-def _error_of(reply: Message | None) -> OperationError:
+def _error_of(reply: Message | None, of_manager: str) -> OperationError:
     if reply is None:
         return _unreachable("no answer")
     name = reply.error_name or ""
@@ -168,6 +168,12 @@ def _error_of(reply: Message | None) -> OperationError:
             ErrorCode.NOT_PERMITTED,
             "cannot ask the agent: permission denied",
             "Run it as root; members of the group avocado may read.",
+        )
+    if name.startswith(_UNKNOWN) and of_manager:
+        return OperationError(
+            ErrorCode.UNSUPPORTED,
+            f"cannot ask for {of_manager}: the agent that runs does not know it so",
+            "Start the agent that is merged: systemctl restart avocadod",
         )
     if name.startswith(_UNKNOWN):
         return OperationError(

@@ -52,9 +52,12 @@ def register(subparsers: Any) -> None:
         switch.set_defaults(run=run_switch, change=name)
     for holder in (actions, subparsers):
         for name, (summary, _) in _CHANGES.items():
-            holder.add_parser(
+            verb = holder.add_parser(
                 name, help=summary, description=f"{summary.capitalize()}.", epilog=f"example:\n  avocadoctl {name}"
-            ).set_defaults(run=run_change_verb, change=name)
+            )
+            add_dry_run(verb)
+            add_await_host(verb)
+            verb.set_defaults(run=run_change_verb, change=name)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -93,6 +96,7 @@ def run_switch(args: argparse.Namespace) -> int:
 
 def run_change_verb(args: argparse.Namespace) -> int:
     """Merge, unmerge or refresh, and follow the change."""
-    from agent.verbs.client import run_change  # the bus library, which listing does not need
+    from agent.verbs.client import options_for, run_change  # the bus library, which listing does not need
 
-    return run_change(_CHANGES[args.change][1], "", [], as_json=args.output == "json")
+    options = options_for(dry_run=args.dry_run, await_host=args.await_host)
+    return run_change(_CHANGES[args.change][1], "a{sv}", [options], as_json=args.output == "json")

@@ -107,6 +107,16 @@ STORIES = (
     Story("refresh", lambda: board(R1), lambda: Wanted(ChangeKind.REFRESH, None), R1, R1),
     Story("unmerge", lambda: board(R1), lambda: Wanted(ChangeKind.UNMERGE, None), R1, None),
     Story("merge", lambda: board(R1, merged=False), lambda: Wanted(ChangeKind.MERGE, None), R1, R1),
+    Story(
+        "merge from afar",
+        lambda: board(R1, merged=False),
+        lambda: Wanted(ChangeKind.MERGE, None, await_host=True),
+        R1,
+        R1,
+    ),
+)
+UNMERGE_FROM_AFAR = Story(
+    "unmerge from afar", lambda: board(R1), lambda: Wanted(ChangeKind.UNMERGE, None, await_host=True), R1, None
 )
 
 NO_FAULT = Fault("nothing")
@@ -279,7 +289,7 @@ class Run:
 
     def _judged(self) -> bool:
         """Whether this story starts a service and looks at it."""
-        return self.story.name in ("deploy", "deploy under a viewer", "first deploy", "rollback", "refresh", "merge")
+        return self.story.name != "deploy agent only" and self.story.shows is not None
 
     def _stuck(self, record: ChangeRecord) -> list[str]:
         found = [] if self.fault.stuck else [f"stuck: {record.reason and record.reason.message}"]

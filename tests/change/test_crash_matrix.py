@@ -24,6 +24,7 @@ from tests.change.stories import (
     NO_FAULT,
     STORIES,
     UNDO_FAULTS,
+    UNMERGE_FROM_AFAR,
     CutKind,
     Fault,
     Run,
@@ -105,6 +106,11 @@ def test_the_board_is_old_or_new_wherever_it_is_cut(story: Story) -> None:
 
 def test_an_undo_that_fails_ends_stuck_with_a_remedy_and_no_more_motion() -> None:
     assert_whole(played(engine_on, (8, 40), [DEPLOY], UNDO_FAULTS), least=100)
+
+
+def test_an_unmerge_from_afar_is_wholly_undone_wherever_it_is_cut_unless_its_host_comes_back() -> None:
+    faults = [fault for fault in FAULTS if fault.name in ("nothing", "no confirmation", "switch")]
+    assert_whole(played(engine_on, (4, 40), [UNMERGE_FROM_AFAR], faults), least=60)
 
 
 def test_a_bystander_that_stays_down_after_going_back_stands_in_the_record() -> None:

@@ -116,6 +116,17 @@ def test_a_change_of_etc_reverts_when_nobody_comes_back() -> None:
     assert (world.active, world.running["pose.service"][0]) == (R1.id, R1.id)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_an_unmerge_from_afar_stands_only_when_its_host_comes_back(comes_back: bool) -> None:
+    world = board(R1)
+    world.host_comes_back = comes_back
+    record = run(world, Wanted(ChangeKind.UNMERGE, None, await_host=True))
+    assert record.outcome is (Outcome.APPLIED if comes_back else Outcome.REVERTED)
+    assert (record.reason and record.reason.code) == (None if comes_back else ErrorCode.NOT_CONFIRMED)
+    assert set(world.shown.values()) == {None if comes_back else R1.id}
+    assert (world.boot, set(world.running)) == (1, set() if comes_back else {"pose.service"})
+
+
 def test_a_change_that_leaves_etc_alone_waits_for_nobody() -> None:
     world = board(R2)
     world.host_comes_back = False

@@ -204,6 +204,12 @@ def test_a_configuration_that_lets_the_host_back_in_is_kept_and_rolls_back_at_on
     ran = project.avocadoctl("-H", "root@board", "rollback", board=serving, timeout_s=200)
     assert "await_confirmation" in ran.stderr
     assert project.status(serving)["runtime"] == before
+    # What laid /etc anew is confirmed as well, and what leaves it alone is not.
+    serving.exec(["systemd-confext", "unmerge"])
+    for waits in (True, False):
+        ran = project.avocadoctl("-H", "root@board", "refresh", board=serving, timeout_s=200)
+        assert ("await_confirmation" in ran.stderr) == waits
+    assert project.status(serving)["problems"] == []
 
 
 def test_a_dry_run_is_planned_and_nothing_else_remembers_it(serving: Board, project: Reference, tmp_path: Path) -> None:

@@ -88,6 +88,16 @@ def test_what_ssh_itself_could_not_do_is_told_from_what_the_board_said(
     assert caught.value.code is code
 
 
+@pytest.mark.parametrize("verb", ["merge", "unmerge", "refresh", "ext merge", "ext unmerge", "ext refresh"])
+def test_whatever_may_take_sshd_s_configuration_away_is_asked_to_wait_for_its_host(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(remote, "pass_through", lambda argv, hear: seen.append(shlex.split(argv[-1])) or 0)
+    assert cli.main(["-H", "root@board", *verb.split()]) == 0
+    assert seen == [["avocadoctl", *verb.split(), "--await-host"]]
+
+
 def test_a_verb_that_may_change_etc_comes_back_over_a_new_connection_when_the_board_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -141,6 +141,48 @@ def test_a_change_of_etc_that_was_asked_for_from_afar_waits_for_the_host(kind: C
     assert "await_confirmation" not in {spec.kind for spec in untouched}
 
 
+def etc(*images: tuple[str, str], known: bool = True) -> MergedSet:
+    """R1 with this over /etc: merge names and images."""
+    names = {**links(R1).names, Kind.CONFEXT: tuple(sorted(name for name, _ in images))}
+    return MergedSet(names, images={Kind.CONFEXT: dict(images)} if known else {})
+
+
+CONFIG = ("99-pose-config", image(R1, "pose-config"))
+NONE = MergedSet({})
+VOLATILE_ETC = [
+    (ChangeKind.UNMERGE, links(R1), True),
+    (ChangeKind.UNMERGE, etc(), False),  # nothing lies over /etc
+    (ChangeKind.MERGE, NONE, True),
+    (ChangeKind.REFRESH, links(R1), False),
+    (ChangeKind.REFRESH, etc(CONFIG), False),
+    (ChangeKind.REFRESH, etc(), True),  # somebody unmerged it by hand
+    (ChangeKind.REFRESH, etc(("99-pose-config", "another")), True),
+    (ChangeKind.REFRESH, etc(CONFIG, ("10-stranger", "its")), True),
+    (ChangeKind.REFRESH, etc(CONFIG, ("10-stranger", "its"), known=False), True),
+    (ChangeKind.REFRESH, etc(("42-pose-config", CONFIG[1])), False),  # the same image under another number
+]
+
+
+@pytest.mark.parametrize(("kind", "merged", "waits"), VOLATILE_ETC)
+def test_a_volatile_change_from_afar_waits_for_the_host_where_etc_changes(
+    kind: ChangeKind, merged: MergedSet, waits: bool
+) -> None:
+    observed = board(R1, merged=merged)
+    from_afar = plan_change(observed, Wanted(kind, None, await_host=True))
+    assert ([spec.inputs for spec in from_afar if spec.kind == "await_confirmation"]) == (
+        [{"within_s": 60.0, "server": None}] if waits else []
+    )
+    assert not waits or from_afar[-1].kind == "await_confirmation"
+    here = plan_change(observed, Wanted(kind, None))
+    assert "await_confirmation" not in {spec.kind for spec in here}
+
+
+def test_an_unmerge_waits_as_long_as_the_runtime_that_goes_says() -> None:
+    patient = with_keys(R1, confirm={"within_s": 90})
+    steps = plan_change(board(patient), Wanted(ChangeKind.UNMERGE, None, await_host=True))
+    assert step(steps, "await_confirmation")["within_s"] == 90.0
+
+
 def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:
     steps = plan_change(board(R1), deploy(R2))
     stop = step(steps, "stop_services")

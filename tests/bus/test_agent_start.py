@@ -1,0 +1,69 @@
+"""What an avocadod does with what it finds at its start: a change cut short, a journal it cannot read."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from agent.config import Config
+from agent.contract.errors import ErrorCode
+from agent.daemon import load_or_default
+from tests.bus.agent_rig import CHANGE, PATH, Rig, address, record, rig, serving
+
+__all__ = ["address", "rig"]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changing a board needs root, on a test's bus too")
+
+
+def test_an_interrupted_change_is_reverted_at_start_and_the_bus_shows_it(rig: Rig) -> None:
+    record(rig, 1)
+
+    async def use() -> None:
+        reply = await rig.ask("Describe", path=f"{PATH}/change/1", interface=CHANGE)
+        document = json.loads(reply.body[0])
+        assert document["outcome"] == "reverted"
+        assert document["reason"]["message"].startswith("cannot finish change 1: the agent was restarted")
+        listed = json.loads((await rig.ask("ListChanges", "u", [1])).body[0])
+        assert [change["number"] for change in listed] == [1]
+
+    serving(rig, use)
+
+
+def test_an_unreadable_journal_leaves_the_status_readable_and_every_change_refused_by_its_reason(rig: Rig) -> None:
+    (rig.state / "changes").mkdir()
+    (rig.state / "changes/1.json").write_text('{"schema": 99}')
+
+    async def use() -> None:
+        error = await rig.error("Refresh", "a{sv}", [{}])
+        assert error.code is ErrorCode.NEWER_SCHEMA
+        assert error.message == "cannot read the change record: schema 99, this agent reads 1 of change 1"
+        document = json.loads((await rig.ask("Describe")).body[0])
+        assert [problem["code"] for problem in document["problems"]] == ["newer-schema"]
+
+    serving(rig, use, refused_with="org.avocado.Error.NewerSchema")
+
+
+def test_an_unreadable_journal_does_not_keep_the_boot_half_from_running(rig: Rig) -> None:
+    (rig.state / "changes").mkdir()
+    record = rig.state / "changes/1.json"
+    record.write_text('{"schema": 99}')
+
+    async def use() -> None:
+        assert (rig.run_dir / "boot-half.json").exists()
+        # Whoever put it right need not restart the agent.
+        record.unlink()
+        assert (await rig.error("Refresh", "a{sv}", [{}])).code is ErrorCode.NOT_FOUND
+        assert json.loads((await rig.ask("Describe")).body[0])["problems"] == []
+
+    serving(rig, use, refused_with="org.avocado.Error.NewerSchema")
+
+
+def test_a_wrong_configuration_is_a_problem_and_not_the_end_of_the_agent(rig: Rig) -> None:
+    # The defaults name the board's own folders; this machine has none of them, so nothing but the status is asked for.
+    rig.config.write_text("stauts_interval_s = 1\n")
+    config, problems = load_or_default(rig.config)
+    assert config == Config()
+    assert [problem.code for problem in problems] == ["bad-config"]
+    assert str(rig.config) in problems[0].message

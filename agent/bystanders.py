@@ -7,13 +7,13 @@ bytes, and the next change would find it in the way. Reads only; the list goes i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from agent.contract.errors import OperationError
 from agent.contract.manifest import Extension
 from agent.plan import AGENT_UNIT, BUS_UNITS, Bystanders
-from agent.ports.protocols import ImageReader, MappedFiles, Mappings, Store, Units
+from agent.ports.protocols import ImageReader, MappedFiles, Mappings, Store, Units, UnitState
 
 RUNNING = ("active", "activating", "reloading", "refreshing")
 _ROOTS = ("/usr", "/opt", "/etc")
@@ -44,6 +44,7 @@ class BystanderFinder:
         files = self._mappings.by_service()
         mapping = [unit for unit in self._mapping(leaving, files) if unit not in owned]
         states = self._units.states(mapping)
+        mapping = self._ended_by_a_stop(mapping, states, leaving, files)
         jobs = tuple(unit for unit in mapping if states[unit].is_job)
         units = self._with_dependents([*owned, *(unit for unit in mapping if unit not in jobs)])
         return Bystanders(
@@ -51,6 +52,18 @@ class BystanderFinder:
             jobs,
             tuple(f"{process} of {process.unit}" for process in files.unread if process.unit not in units),
         )
+
+    def _ended_by_a_stop(
+        self, mapping: Sequence[str], states: Mapping[str, UnitState], leaving: Sequence[Extension], files: MappedFiles
+    ) -> list[str]:
+        """Without those of which only processes that live on map a file: sessions of an sshd, where no logind runs.
+
+        A deploy is such a session itself, and runs from the agent's own image.
+        """
+        none: frozenset[str] = frozenset()
+        sparing = {u: files.by_process.get(states[u].main_pid, none) for u in mapping if states[u].spares_others}
+        themselves = self._mapping(leaving, MappedFiles(sparing))
+        return [unit for unit in mapping if unit not in sparing or unit in themselves]
 
     def _mapping(self, leaving: Sequence[Extension], files: MappedFiles) -> list[str]:
         users: dict[str, set[str]] = {}

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 # Backend reasons that a retry does not cure; the others (busy, hung, crashed ...) get the NPU's time.
 HOPELESS = frozenset({"wrong-result", "bad-model", "mismatch", "refused", "no-npu", "quarantined"})
+HAS_TO_RUN = "a service that an extension owns has to go on running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class UnitState:
     restarts: int
     description: str = ""
     is_job: bool = False  # Type=oneshot, and gone when it is done: starting it again does its work again
+    spares_others: bool = False  # a stop ends its main process alone (KillMode=), as of an sshd whose sessions live on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ def _broken_unit(samples: Sequence[Sample]) -> Verdict | None:
             return _unhealthy(f"{name} is {unit.load}", name)
         if unit.restarts > before.restarts:
             return _unhealthy(f"{name} restarted {unit.restarts - before.restarts} times ({unit.result})", name)
+        if unit.active == "inactive" and unit.result == "success":
+            return _unhealthy(f"{name} has ended, and {HAS_TO_RUN}", name)
         if unit.active not in ("active", "reloading"):
             return _unhealthy(f"{name} is {unit.active} ({unit.result})", name)
     return None

@@ -233,6 +233,7 @@ class Observer:
             *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
+            *change_problems(record),
             *(() if busy else agent_problems(newer_agent(self.identity.agent_image, merged, manifests.values()))),
             *(() if busy else service_problems(services, partial=wanted is not None and bool(signed(wanted)[1]))),
             *(() if busy or inference is None else inference_problems(inference)),
@@ -280,6 +281,19 @@ def last_npu(records: Iterable[ChangeRecord]) -> NpuFacts | None:
         if isinstance(npu, dict):
             return NpuFacts(tuple(npu["nodes"]), float(npu["settle_s"]), int(npu["contexts"]))
     return None
+
+
+def change_problems(record: ChangeRecord | None) -> list[ProblemEntry]:
+    """A last change that could neither go on nor back: nobody looks at the board again by itself."""
+    if record is None or record.outcome is not Outcome.STUCK or record.reason is None:
+        return []
+    return [
+        {
+            "code": "change-stuck",
+            "message": f"change {record.number} ({record.kind}) is stuck: {record.reason.message}",
+            "remedy": record.reason.remedy,
+        }
+    ]
 
 
 def service_problems(services: Mapping[str, UnitState], *, partial: bool) -> list[ProblemEntry]:

@@ -186,7 +186,8 @@ class _Run:
         return self.to_the_end()
 
     def stuck(self, error: OperationError) -> ChangeRecord:
-        before = f"; it failed because: {self.record.reason.message}" if self.record.reason else ""
+        reason = self.record.reason
+        before = f"; it failed because: {reason.message}" if reason and reason.message != error.message else ""
         self._put(
             reason=Reason(
                 ErrorCode.CHANGE_STUCK, f"{error.message}{before}", error.remedy or remedy_of_stuck(self.record)

@@ -27,14 +27,15 @@ class ProcMappings:
         """Every service's mapped files, and the processes of services whose map cannot be read in time."""
         processes = self._of_services()
         files: dict[str, set[str]] = {}
+        of_each: dict[int, frozenset[str]] = {}
         unread: list[Process] = []
         for pid, mapped in self._maps.read(processes).items():
             if mapped is None:
                 unread.append(processes[pid])
             elif not isinstance(mapped, PermissionError):  # a container's protected init: not from our images
-                found = files.setdefault(processes[pid].unit, set())
-                found.update(path for path in mapped if not path.startswith(_NOT_FILES))
-        return MappedFiles({unit: frozenset(paths) for unit, paths in files.items()}, tuple(unread))
+                of_each[pid] = frozenset(path for path in mapped if not path.startswith(_NOT_FILES))
+                files.setdefault(processes[pid].unit, set()).update(of_each[pid])
+        return MappedFiles({unit: frozenset(paths) for unit, paths in files.items()}, tuple(unread), of_each)
 
     def _of_services(self) -> dict[int, Process]:
         found: dict[int, Process] = {}

@@ -8,7 +8,7 @@ of the monotonic clock, and raises OperationError, never a foreign exception.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -40,8 +40,11 @@ class Units(Protocol):
     def stop(self, name: str, timeout_s: float) -> None:
         """The unit is inactive or failed; a unit that does not exist counts as stopped."""
 
+    def require_reload(self) -> None:
+        """systemd would read its unit files again if it were asked now. Raises `no-space`."""
+
     def reload_manager(self, timeout_s: float) -> None:
-        """systemd has read its unit files again (daemon-reload), and the bus its policy."""
+        """systemd has read its unit files again (daemon-reload), and the bus its policy. Raises `no-space`."""
 
     def run(self, argv: Sequence[str], timeout_s: float) -> None:
         """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
@@ -118,10 +121,14 @@ class Npu(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MappedFiles:
-    """Which files the processes of each running service have mapped, and whose map could not be read in time."""
+    """Which files the processes of each running service have mapped, and whose map could not be read in time.
+
+    `by_process`: the same, process by process.
+    """
 
     by_service: Mapping[str, frozenset[str]]
     unread: tuple[Process, ...] = ()
+    by_process: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 class Mappings(Protocol):

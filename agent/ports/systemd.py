@@ -8,16 +8,19 @@ signal. Everything that must act on the board's own mount namespace goes through
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from dbus_fast import Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.health import HAS_TO_RUN
 from agent.ports.peer import BUS_NAME, BUS_PATH, Peer, PeerError, call
 from agent.ports.protocols import Relations, UnitState
 
@@ -27,6 +30,11 @@ MANAGER = "org.freedesktop.systemd1.Manager"
 UNIT = "org.freedesktop.systemd1.Unit"
 SERVICE = "org.freedesktop.systemd1.Service"
 NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
+
+# Where systemd keeps its state over a reload, which it refuses with less (RELOAD_DISK_SPACE_MIN in dbus-manager.c).
+_RELOADS_IN = Path("/run/systemd")
+_RELOAD_BYTES = 16 << 20
+_DISK_FULL = "org.freedesktop.systemd1.DiskFull"
 
 _KILL_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 10.0
@@ -78,6 +86,15 @@ class SystemdUnits:
     def stop(self, name: str, timeout_s: float) -> None:
         """The unit is inactive or failed; a unit that does not exist counts as stopped."""
         self._peer.wait(self._stop(name, timeout_s), timeout_s + _KILL_TIMEOUT_S + 2 * _CALL_TIMEOUT_S)
+
+    def require_reload(self) -> None:
+        """systemd would read its unit files again if it were asked now. Raises `no-space`."""
+        try:
+            figures = os.statvfs(_RELOADS_IN)
+        except OSError:  # systemd's own folder is not there: then nobody can tell
+            return
+        if figures.f_bfree * figures.f_frsize < _RELOAD_BYTES:
+            raise _no_room(f"fewer than {_RELOAD_BYTES >> 20} MiB are free on {_RELOADS_IN}")
 
     def reload_manager(self, timeout_s: float) -> None:
         """systemd has read its unit files again (daemon-reload), and the bus its policy."""
@@ -134,16 +151,17 @@ class SystemdUnits:
 
     async def _read_state(self, row: list[Any]) -> UnitState:
         name, description, load, active, sub, _following, path = row[:7]
-        result, pid, restarts, is_job = "", 0, 0, False
+        result, pid, restarts, is_job, spares = "", 0, 0, False, False
         if name.endswith(".service") and load == "loaded":
-            wanted = ["Result", "MainPID", "NRestarts", "Type", "RemainAfterExit"]
+            wanted = ["Result", "MainPID", "NRestarts", "Type", "RemainAfterExit", "KillMode"]
             try:
                 details = await self._peer.properties(path, SERVICE, wanted, timeout_s=_CALL_TIMEOUT_S)
                 result, pid, restarts = details["Result"], details["MainPID"], details["NRestarts"]
                 is_job = details["Type"] == "oneshot" and not details["RemainAfterExit"]
+                spares = details["KillMode"] in ("process", "none")
             except PeerError:  # unloaded between the two calls
                 return _unknown(name)
-        return UnitState(name, load, active, sub, result, pid, restarts, description, is_job)
+        return UnitState(name, load, active, sub, result, pid, restarts, description, is_job, spares)
 
     async def _read_relations(self, names: list[str]) -> dict[str, Relations]:
         if not names:
@@ -165,6 +183,8 @@ class SystemdUnits:
         await self._forget(name)
         await self._job(name, "StartUnit", "ss", [name, "replace"], timeout_s)
         state = (await self.read_states([name]))[name]
+        if state.active == "inactive" and state.result == "success":
+            raise _unit_failed(name, f"it has ended, and {HAS_TO_RUN}")
         if state.active not in ("active", "reloading"):
             raise _unit_failed(name, f"it is {state.active} ({state.sub}) after its start, result {state.result}")
 
@@ -267,6 +287,8 @@ class SystemdUnits:
         try:
             await work
         except PeerError as cause:
+            if cause.name == _DISK_FULL:
+                raise _no_room(cause.text) from cause
             raise OperationError(ErrorCode.UNIT_FAILED, f"cannot {what}: {cause.text}") from cause
 
 
@@ -290,6 +312,14 @@ class _UnknownUnitError(OperationError):
 
 def _unknown(name: str) -> UnitState:
     return UnitState(name, "not-found", "inactive", "dead", "", 0, 0)
+
+
+def _no_room(why: str) -> OperationError:
+    return OperationError(
+        ErrorCode.NO_SPACE,
+        f"cannot reload systemd: {why}",
+        "Free space on /run (see what is there: du -xsh /run/*), then: avocadoctl refresh",
+    )
 
 
 def _unit_failed(name: str, why: str) -> OperationError:

@@ -125,7 +125,10 @@ def _change(entry: ChangeEntry | None) -> str:
     if "away_s" in facts:
         text += f", service away {facts['away_s']:.2f} s"
     reason = entry["reason"]
-    return text if reason is None else f"{text}\n           {reason['message']}"
+    if reason is None:
+        return text
+    remedy = f"\n             try: {reason['remedy']}" if reason["remedy"] else ""
+    return f"{text}\n           {reason['message']}{remedy}"
 
 
 def _problems(document: StatusDocument) -> str:

@@ -49,6 +49,7 @@ class FakeUnit:
     after: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
     type: str = "simple"
+    kill_mode: str = "control-group"
 
     @property
     def path(self) -> str:
@@ -75,6 +76,10 @@ class _Service(ServiceInterface):
     @dbus_property(PropertyAccess.READ, "Type")
     def type(self) -> DBusStr:
         return self.unit.type
+
+    @dbus_property(PropertyAccess.READ, "KillMode")
+    def kill_mode(self) -> DBusStr:
+        return self.unit.kill_mode
 
     @dbus_property(PropertyAccess.READ, "RemainAfterExit")
     def remains(self) -> DBusBool:
@@ -168,6 +173,8 @@ class FakeSystemd(ServiceInterface):
     @dbus_method("Reload")
     def reload(self) -> DBusNothing:
         self.calls.append(("Reload", ""))
+        if (name := self.fail_when("Reload", "")) is not None:
+            raise DBusError(name, "Refusing to reload, not enough space available on /run/systemd/.")
 
     @dbus_method("StartUnit")
     def start_unit(self, name: DBusStr, mode: DBusStr) -> DBusObjectPath:

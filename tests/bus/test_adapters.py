@@ -83,6 +83,18 @@ def test_a_unit_that_does_its_work_once_is_told_from_a_service(
     against(address, systemd, use)
 
 
+@pytest.mark.parametrize(("kill_mode", "spares"), [("process", True), ("none", True), ("control-group", False)])
+def test_a_unit_whose_other_processes_outlive_its_stop_is_told(
+    address: str, systemd: FakeSystemd, kill_mode: str, spares: bool
+) -> None:
+    systemd.add(FakeUnit("ssh.service", active="active", kill_mode=kill_mode))
+
+    def use(units: SystemdUnits) -> None:
+        assert units.states(["ssh.service"])["ssh.service"].spares_others is spares
+
+    against(address, systemd, use)
+
+
 def test_what_units_have_to_do_with_one_another_is_asked_of_systemd(address: str, systemd: FakeSystemd) -> None:
     systemd.add(FakeUnit("viewer.service", after=("pose.service", "basic.target"), required_by=("kiosk.service",)))
 

@@ -1,8 +1,9 @@
-"""A unit that ignores its stop does not hold the board between two sets."""
+"""A unit that ignores its stop, or a full /run, does not hold the board between two sets."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -60,5 +61,28 @@ def test_a_board_that_goes_down_is_told_from_one_that_runs_or_does_not_say(addre
         assert not units.goes_down()
         systemd.state_of_all = "stopping"
         assert units.goes_down()
+
+    against(address, systemd, use)
+
+
+def test_a_reload_without_room_says_where_room_is_missing(
+    address: str, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    systemd.fail_when = lambda member, name: "org.freedesktop.systemd1.DiskFull" if member == "Reload" else None
+    remedy = "Free space on /run (see what is there: du -xsh /run/*), then: avocadoctl refresh"
+
+    def use(units: SystemdUnits) -> None:
+        with pytest.raises(OperationError) as caught:
+            units.reload_manager(5)
+        assert (caught.value.code, caught.value.remedy) == (ErrorCode.NO_SPACE, remedy)
+        assert caught.value.message == (
+            "cannot reload systemd: Refusing to reload, not enough space available on /run/systemd/."
+        )
+        units.require_reload()
+        monkeypatch.setattr("agent.ports.systemd._RELOADS_IN", tmp_path)
+        monkeypatch.setattr("agent.ports.systemd._RELOAD_BYTES", 1 << 62)
+        with pytest.raises(OperationError) as caught:
+            units.require_reload()
+        assert (caught.value.code, caught.value.remedy) == (ErrorCode.NO_SPACE, remedy)
 
     against(address, systemd, use)

@@ -50,6 +50,9 @@ class FakeUnits:
         self.world.running.pop(name, None)
         self.world.fuse.tick()
 
+    def require_reload(self) -> None:
+        self.world.look("require_reload")
+
     def reload_manager(self, timeout_s: float) -> None:
         self.world.begin("reload_manager")
         self.world.unit_files = self.world.shown[Kind.SYSEXT]

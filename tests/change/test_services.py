@@ -20,7 +20,11 @@ from tests.change.wired import change_on, engine_on, observe, run
 def test_a_deploy_touches_the_services_in_this_order() -> None:
     world = board(R1)
     run(world, deploy(R2)())
-    effects = [call for call in world.calls if call[0] not in ("journal", "release", "self_test", "holders", "fetch")]
+    effects = [
+        call
+        for call in world.calls
+        if call[0] not in ("journal", "release", "require_reload", "self_test", "holders", "fetch")
+    ]
     assert effects == [
         ("index",),
         ("stage", R2.id),

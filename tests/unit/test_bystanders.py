@@ -34,9 +34,11 @@ class Board:
     jobs: set[str] = field(default_factory=set)
     unread: tuple[Process, ...] = ()
     damaged: bool = False
+    sparing: dict[str, set[str]] = field(default_factory=dict)  # KillMode=process, and what the main process maps
 
     def by_service(self) -> MappedFiles:
-        return MappedFiles({unit: frozenset(paths) for unit, paths in self.mapped.items()}, self.unread)
+        mains = {100 + at: frozenset(paths) for at, paths in enumerate(self.sparing.values())}
+        return MappedFiles({unit: frozenset(paths) for unit, paths in self.mapped.items()}, self.unread, mains)
 
     def carried(self, image: Path, paths: Sequence[str]) -> frozenset[str]:
         if self.damaged:
@@ -48,7 +50,21 @@ class Board:
 
     def states(self, names: Sequence[str]) -> dict[str, UnitState]:
         active = {name: "inactive" if name in self.inactive else "active" for name in names}
-        return {name: UnitState(name, "loaded", active[name], "", "", 1, 0, is_job=name in self.jobs) for name in names}
+        mains = {name: 100 + at for at, name in enumerate(self.sparing)}
+        return {
+            name: UnitState(
+                name,
+                "loaded",
+                active[name],
+                "",
+                "",
+                mains.get(name, 1),
+                0,
+                is_job=name in self.jobs,
+                spares_others=name in mains,
+            )
+            for name in names
+        }
 
     def find(self, owned: Sequence[str] = ("pose.service",)) -> Bystanders:
         store: Any = SimpleNamespace(image=lambda image_id: Path("/state/images/x.raw"))
@@ -88,6 +104,12 @@ def test_a_job_that_ends_by_itself_is_named_and_left_alone_where_it_is_no_units_
     board.jobs = {"backup.service", "pose.service", "nightly.service"}
     board.stops = {"viewer.service": {"nightly.service", "kiosk.service"}}
     assert board.find() == Bystanders(("viewer.service", "kiosk.service"), jobs=("backup.service",))
+
+
+def test_a_session_that_outlives_a_stop_of_its_sshd_stops_no_sshd() -> None:
+    board = Board({"ssh.service": {LIBRARY}, "spooler.service": {LIBRARY}})
+    board.sparing = {"ssh.service": {"/usr/sbin/sshd"}, "spooler.service": {LIBRARY}}
+    assert board.find().units == ("spooler.service",)
 
 
 def test_nothing_leaves_and_nobody_is_asked() -> None:

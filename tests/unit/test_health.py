@@ -85,7 +85,10 @@ def test_a_first_invoke_that_never_ends_is_unhealthy() -> None:
 
 UNITS = [
     (replace(UNIT, active="failed", result="exit-code"), "pose.service is failed (exit-code)"),
-    (replace(UNIT, active="inactive"), "pose.service is inactive (success)"),
+    (
+        replace(UNIT, active="inactive"),
+        "pose.service has ended, and a service that an extension owns has to go on running",
+    ),
     (replace(UNIT, load="not-found"), "pose.service is not-found"),
     (replace(UNIT, restarts=2, result="watchdog"), "pose.service restarted 2 times (watchdog)"),
     (replace(UNIT, active="activating", result="signal"), "pose.service is activating (signal)"),

@@ -115,7 +115,11 @@ def test_a_problem_is_shown_with_what_to_type_next_and_a_change_with_why_it_went
         "to_runtime": "x",
         "started_at": "2026-11-30T22:00:00Z",
         "ended_at": "2026-11-30T22:00:09Z",
-        "reason": {"code": "unhealthy", "message": "cannot keep the new set: the golden frame failed", "remedy": ""},
+        "reason": {
+            "code": "unhealthy",
+            "message": "cannot keep the new set: the golden frame failed",
+            "remedy": "Look.",
+        },
         "facts": {"moved_bytes": 4976, "image_bytes": 2949120, "away_s": 3.2},
     }
     problem = {"code": "not-merged", "message": "extension x is wanted but not merged", "remedy": "avocadoctl refresh"}
@@ -123,6 +127,7 @@ def test_a_problem_is_shown_with_what_to_type_next_and_a_change_with_why_it_went
     assert (
         "Change     #7 deploy: reverted, 2026-11-30T22:00:09Z, moved 4.9 KiB of 2.8 MiB, service away 3.20 s\n"
         "           cannot keep the new set: the golden frame failed\n"
+        "             try: Look.\n"
     ) in text
     assert text.endswith("Problems   1\n  extension x is wanted but not merged\n    try: avocadoctl refresh")
 

@@ -43,12 +43,15 @@ class StopServices:
     cancellable = True
 
     def prepare(self, inputs: Inputs) -> Memo:
-        """Which units there are to stop, and which of them run."""
+        """Which units there are to stop, and which of them run. Raises `no-space`."""
         names = self.affected.to_stop(inputs)
         states = self.units.states(names)
         leaving = self.releases.keys(inputs["leaving"])
+        manager = self.releases.reload_manager([*inputs["images"], *inputs["leaving"]])
+        if manager:
+            self.units.require_reload()
         return {
-            "manager": self.releases.reload_manager([*inputs["images"], *inputs["leaving"]]),
+            "manager": manager,
             "units": names,
             # Nobody could start a masked one again.
             "running": [n for n in names if states[n].active in _RUNNING and states[n].load != "masked"],

@@ -32,7 +32,6 @@ from agent.change.confirmation import Confirmation
 from agent.change.engine import Engine
 from agent.change.journal import Journal
 from agent.change.record import ChangeRecord
-from agent.change.step import Shutdown
 from agent.change.steps import build_handlers
 from agent.config import CONFIG_PATH, Config, load_config
 from agent.contract.errors import ErrorCode, OperationError
@@ -58,6 +57,8 @@ from agent.ports.strays import Strays
 from agent.ports.systemd import SystemdUnits
 from agent.publish import StatusKeeper
 from agent.requests import Changes, OpenSources, Planner
+from agent.restarts import Restarts
+from agent.signals import Signals
 from agent.trust import Trust, open_source
 from agent.trust_state import Watch
 
@@ -71,10 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="avocadod", description="The agent; systemd starts it (avocadod.service).")
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help=f"default: {CONFIG_PATH}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    parser.add_argument("--check", action="store_true", help="only find out whether this agent could start here")
     args = parser.parse_args(argv)
     log_to_journal("avocadod", verbose=args.verbose)
     try:
-        asyncio.run(serve(*load_or_default(args.config)))
+        config, problems = load_or_default(args.config)
+        asyncio.run(check(config) if args.check else serve(config, problems))
     except OperationError as error:
         _LOG.critical("%s%s", error.message, f" (try: {error.remedy})" if error.remedy else "")
         return error.exit_status
@@ -94,11 +97,10 @@ def load_or_default(path: Path) -> tuple[Config, list[Problem]]:
 async def serve(config: Config, problems: Sequence[Problem] = ()) -> None:
     """Wire everything, and serve until SIGTERM or until something breaks."""
     signals = Signals(threading.Event(), threading.Event())
-    try:
-        bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
-    except OSError as cause:
-        raise OperationError(ErrorCode.AGENT_UNREACHABLE, f"cannot reach the system bus: {cause}") from cause
-    daemon = Daemon(config, bus, await wire(config, bus, signals), signals)
+    bus = await _connected()
+    parts = await wire(config, bus, signals)
+    events.event(events.OVERLAY_CHOSEN, *_said_of(parts.observer.identity.switching))
+    daemon = Daemon(config, bus, parts, signals)
     daemon.configuration_problems = tuple(problems)
     try:
         await daemon.run()
@@ -109,22 +111,19 @@ async def serve(config: Config, problems: Sequence[Problem] = ()) -> None:
         bus.disconnect()
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What reaches into the thread of a change: the daemon stops, or somebody cancels the change."""
+async def check(config: Config) -> None:
+    """Every part is made and nothing is served: whether this agent could start. A change asks that of a new one."""
+    bus = await _connected()
+    # The trial that asks is no time to try how to switch.
+    await wire(config.model_copy(update={"overlay": "reload"}), bus, Signals(threading.Event(), threading.Event()))
+    bus.disconnect()
 
-    stopping: threading.Event
-    cancelled: threading.Event
 
-    def wait(self, seconds: float) -> None:
-        """Sleep; raises Shutdown when the daemon stops meanwhile."""
-        if self.stopping.wait(seconds):
-            raise Shutdown
-
-    def is_cancelled(self) -> bool:
-        """Whether a transfer should end; raises Shutdown when the daemon stops."""
-        self.wait(0)
-        return self.cancelled.is_set()
+async def _connected() -> MessageBus:
+    try:
+        return await MessageBus(bus_type=BusType.SYSTEM).connect()
+    except OSError as cause:
+        raise OperationError(ErrorCode.AGENT_UNREACHABLE, f"cannot reach the system bus: {cause}") from cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +156,6 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     )
     image = await asyncio.to_thread(started_from, overlay)
     identity = replace(board, switching=switching, agent_image=image)
-    events.event(events.OVERLAY_CHOSEN, *_said_of(switching))
     store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
     indexer = DepmodIndexer(store)
     journal = Journal(state / "changes", write_durably)
@@ -212,6 +210,7 @@ class Daemon:
         self.configuration_problems: tuple[Problem, ...] = ()
         self._start_problems: list[Problem] = []
         self._left = Left()
+        self._restarts = Restarts()
         self._trust = Watch(config.state_dir / "metadata")
         planner = Planner(parts.observer, parts.journal, parts.sources, parts.bystanders)
         self.changes = Changes(
@@ -319,7 +318,7 @@ class Daemon:
         notify(STATUS=f"Change {record.number} ({record.kind}): {record.step.kind if record.step else record.outcome}")
 
     def _gather(self, inference: Mapping[str, Any] | None) -> StatusDocument:
-        return self._parts.observer.document(
+        document = self._parts.observer.document(
             self.changes.record,
             inference,
             [*self._start_problems, *map(_problem, self._trust.problems()), *self._differences(inference)],
@@ -327,6 +326,8 @@ class Daemon:
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),
         )
+        document["problems"] += self._restarts.seen(document["services"], self._parts.clock.monotonic())
+        return document
 
     def _differences(self, inference: Mapping[str, Any] | None) -> list[Problem]:
         if self.changes.busy:
@@ -368,8 +369,8 @@ def _problem(error: OperationError) -> Problem:
     return Problem(error.code.value, error.message, error.remedy)
 
 
-def _said_of(switching: Switching) -> tuple[int, str]:
-    if switching.reason:
+def _said_of(switching: Switching | None) -> tuple[int, str]:
+    if switching is not None and switching.reason:
         return logging.WARNING, f"extensions are switched by systemd's reload, with a gap: {switching.reason}"
     return logging.INFO, "extensions are switched without a gap"
 

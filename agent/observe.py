@@ -230,7 +230,8 @@ class Observer:
         services = _kept(partial(self._units.states, owned), none, errors)
         problems = [
             *(_problem_of(error) for error in (*errors, *bad_images)),
-            *(_entry_of(problem) for problem in report.problems),
+            # Where nobody can read what is wanted, that is the problem, and not whatever is merged.
+            *(_entry_of(problem) for problem in (report.problems if wanted or active is None else ())),
             *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
             *change_problems(record),

@@ -229,10 +229,13 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     bystanders = [unit for unit in observed.bystanders.units if unit not in owned]
     images, gone = [_plain(e) for e in new], [_plain(e) for e in old]
     affected = {"units": [*owned, *bystanders], "bystanders": bystanders, "images": images}
+    merged = {kind.value: list(names) for kind, names in observed.merged.names.items() if names}
+    # An active runtime whose manifest is damaged is merged all the same, and the way back leads to it.
+    unread = observed.active if merged and observed.active not in observed.runtimes else None
     overlay = {
-        "from": shown.id if shown else None,
+        "from": shown.id if shown else unread,
         "to": to.id if to else None,
-        "from_names": _links(shown) if shown else {},
+        "from_names": _links(shown) if shown else merged if unread else {},
         "to_names": _links(to) if to else {},
     }
     steps = []

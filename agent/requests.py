@@ -141,7 +141,8 @@ class Planner:
         if manifest is None:
             raise OperationError(
                 ErrorCode.NOT_FOUND,
-                f"cannot {ask.kind.value} runtime {runtime}: it is not on this board",
+                f"cannot {'roll back to' if ask.kind is ChangeKind.ROLLBACK else ask.kind.value} runtime {runtime}:"
+                " it is not on this board",
                 "See which are: avocadoctl runtime list",
             )
         return manifest

@@ -31,9 +31,7 @@ def interruption(record: ChangeRecord, boot_id: str) -> OperationError:
     )
 
 
-def remedy_of_stuck(record: ChangeRecord) -> str:
-    """What to do with a board that the change could neither finish nor put back."""
-    return (
-        f"Run 'avocadoctl history show {record.number}', repair what it names, then run 'avocadoctl refresh',"
-        " or reboot: the board starts with the active runtime."
-    )
+def remedy_of_stuck(record: ChangeRecord, first: str = "") -> str:
+    """What to do with a board that the change could neither finish nor put back; `first`: about what kept it there."""
+    see = first.rstrip(".") or f"Run 'avocadoctl history show {record.number}', and repair what it names"
+    return f"{see}. Then run 'avocadoctl refresh', or reboot: the board starts with the active runtime."

@@ -113,7 +113,7 @@ class Engine:
         run.save()
         if record.attempts > self._attempts_limit:
             why = f"its recovery was cut short {self._attempts_limit} times"
-            return self._ended(run.stuck(OperationError(ErrorCode.CHANGE_STUCK, why, remedy_of_stuck(record))), run)
+            return self._ended(run.stuck(OperationError(ErrorCode.CHANGE_STUCK, why)), run)
         return self._ended(run.resume(), run)
 
     def _ended(self, record: ChangeRecord, run: _Run) -> ChangeRecord:
@@ -190,7 +190,7 @@ class _Run:
         before = f"; it failed because: {reason.message}" if reason and reason.message != error.message else ""
         self._put(
             reason=Reason(
-                ErrorCode.CHANGE_STUCK, f"{error.message}{before}", error.remedy or remedy_of_stuck(self.record)
+                ErrorCode.CHANGE_STUCK, f"{error.message}{before}", remedy_of_stuck(self.record, error.remedy)
             )
         )
         return self._end(Outcome.STUCK)

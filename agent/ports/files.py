@@ -310,12 +310,21 @@ class FileRuntimes:
         path = self.folder(runtime_id) / "manifest.json"
         try:
             with path.open("rb") as stream:
-                return parse_manifest(stream.read(MAX_MANIFEST_BYTES + 1))
+                data = stream.read(MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError as cause:
             raise OperationError(
                 ErrorCode.NOT_FOUND,
                 f"cannot read runtime {runtime_id}: it is not on this board",
                 "See which are: avocadoctl runtime list",
+            ) from cause
+        try:
+            return parse_manifest(data)
+        except OperationError as cause:
+            why = cause.message.removeprefix("cannot read the manifest: ")
+            raise OperationError(
+                cause.code,
+                f"cannot read the manifest of runtime {runtime_id}: {why}",
+                cause.remedy or "Deploy again from the host: avocadoctl deploy -H BOARD",
             ) from cause
 
     def active(self) -> str | None:

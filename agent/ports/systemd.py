@@ -318,7 +318,7 @@ def _no_room(why: str) -> OperationError:
     return OperationError(
         ErrorCode.NO_SPACE,
         f"cannot reload systemd: {why}",
-        "Free space on /run (see what is there: du -xsh /run/*), then: avocadoctl refresh",
+        "Free space on /run; see what is there: du -xsh /run/*",
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sys
 
 import pytest
 
 from agent.config import Config
 from agent.contract.errors import ErrorCode
 from agent.daemon import load_or_default
-from tests.bus.agent_rig import CHANGE, PATH, Rig, address, record, rig, serving
+from tests.bus.agent_rig import CHANGE, PATH, TREE, Rig, address, record, rig, serving
+from tests.bus.private_bus import environment
 
 __all__ = ["address", "rig"]
 
@@ -67,3 +70,23 @@ def test_a_wrong_configuration_is_a_problem_and_not_the_end_of_the_agent(rig: Ri
     assert config == Config()
     assert [problem.code for problem in problems] == ["bad-config"]
     assert str(rig.config) in problems[0].message
+
+
+def test_a_new_agent_says_whether_it_could_start_beside_the_one_that_serves(rig: Rig) -> None:
+    async def checked(bus: str) -> tuple[int, str]:
+        path = f"{rig.folder / 'bin'}:{os.environ['PATH']}"
+        line = [sys.executable, "-m", "agent.daemon", "--check", "--config", str(rig.config)]
+        ran = await asyncio.create_subprocess_exec(
+            *line, cwd=TREE, env=environment(bus, PATH=path), stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asyncio.wait_for(ran.communicate(), 60)
+        return ran.returncode or 0, said.decode()
+
+    async def use() -> None:
+        assert await checked(rig.address) == (0, "")
+        assert (await rig.error("Refresh", "a{sv}", [{}])).code is ErrorCode.NOT_FOUND
+        status, said = await checked("unix:path=/nowhere/bus")
+        assert status == 3
+        assert "cannot reach the system bus" in said
+
+    serving(rig, use)

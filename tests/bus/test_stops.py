@@ -69,7 +69,7 @@ def test_a_reload_without_room_says_where_room_is_missing(
     address: str, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     systemd.fail_when = lambda member, name: "org.freedesktop.systemd1.DiskFull" if member == "Reload" else None
-    remedy = "Free space on /run (see what is there: du -xsh /run/*), then: avocadoctl refresh"
+    remedy = "Free space on /run; see what is there: du -xsh /run/*"
 
     def use(units: SystemdUnits) -> None:
         with pytest.raises(OperationError) as caught:

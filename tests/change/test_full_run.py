@@ -30,5 +30,8 @@ def test_one_that_fills_up_during_the_trial_is_told_once_and_with_its_own_remedy
     record = run(world, deploy(R2)())
     assert record.outcome is Outcome.STUCK
     assert record.reason is not None
-    assert (record.reason.message, record.reason.remedy) == (FULL.message, FULL.remedy)
+    assert (record.reason.message, record.reason.remedy) == (
+        FULL.message,
+        "Free space on /run. Then run 'avocadoctl refresh', or reboot: the board starts with the active runtime.",
+    )
     assert (world.active, world.shown["sysext"], "pose.service" in world.running) == (R1.id, R1.id, True)

@@ -25,6 +25,11 @@ class Answers(AgentClient):
         bus: Any = None
         super().__init__(bus)
         self._answers = list(answers)
+        self.asked: list[str] = []
+
+    async def call(self, member: str, *args: Any, **where: Any) -> list[Any]:
+        self.asked.append(member)
+        raise GONE  # gone again at once, or refused: the change has ended all the same
 
     async def record(self, change: str) -> Record:
         assert change == CHANGE
@@ -68,3 +73,9 @@ def test_an_agent_that_stays_away_leaves_the_number_and_where_to_look(monkeypatc
 def test_a_change_that_was_never_there_is_not_waited_for() -> None:
     with pytest.raises(OperationError, match="it neither runs nor is the one that ran last"):
         follow(UNREAD)
+
+
+def test_the_status_is_written_anew_before_anybody_reads_it() -> None:
+    client = Answers(RUNNING, REVERTED)
+    assert asyncio.run(client.follow(CHANGE, lambda record: None)) == REVERTED
+    assert client.asked == ["Describe"]

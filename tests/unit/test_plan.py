@@ -200,6 +200,18 @@ def test_the_switch_names_both_sets() -> None:
     assert overlay["to_names"]["sysext"] == ["95-avocado-agent", "96-npu-virtual", "97-pose-app", "98-pose-model"]
 
 
+def test_the_way_back_from_a_runtime_whose_manifest_is_damaged_is_that_runtime() -> None:
+    def switch(observed: Observed) -> dict[str, Any]:
+        steps = plan_change(observed, Wanted(ChangeKind.ROLLBACK, R2))
+        return next(step.inputs for step in steps if step.kind == "switch_overlay")
+
+    damaged = replace(board(R1, R2), runtimes={R2.id: R2})
+    merged = {kind.value: list(names) for kind, names in links(R1).names.items()}
+    assert (switch(damaged)["from"], switch(damaged)["from_names"]) == (R1.id, merged)
+    bare = replace(damaged, merged=MergedSet({}))
+    assert (switch(bare)["from"], switch(bare)["from_names"]) == (None, {})
+
+
 def test_the_agent_is_never_among_the_units() -> None:
     steps = plan_change(board(R1), deploy(AGENT))
     assert names(step(steps, "stop_services")["images"]) == ["avocado-agent"]

@@ -11,12 +11,14 @@ from agent.change.steps.absence import Absence
 from agent.change.steps.releases import AffectedUnits
 from agent.contract.errors import ErrorCode, OperationError
 from agent.health import Health, HealthPolicy, Sample, SelfTest, answering, judge, wants_self_test
-from agent.plan import INFERENCE_UNIT
+from agent.plan import AGENT_EXTENSION, AGENT_UNIT, INFERENCE_UNIT
 from agent.ports.protocols import Clock, Inference, InferenceState, Units
 
 POLL_S = 0.2
 ASK_TIMEOUT_S = 5.0
 SELF_TEST_TIMEOUT_S = 30.0
+AGENT_CHECK = ("/usr/bin/avocadod", "--check")
+AGENT_TIMEOUT_S = 60.0
 
 _LOG = logging.getLogger("avocado.change")
 
@@ -44,6 +46,8 @@ class ConfirmHealth:
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """Healthy was said. Raises `unhealthy` with the reason."""
+        if any(image["name"] == AGENT_EXTENSION for image in inputs.get("images", ())):
+            self._prove_agent()
         names = memo["units"]
         if not names:
             return
@@ -66,6 +70,24 @@ class ConfirmHealth:
                     f"See why: journalctl -b -n 50 -u {verdict.unit or INFERENCE_UNIT}",
                 )
             self.clock.sleep(POLL_S)
+
+    def _prove_agent(self) -> None:
+        """The agent that makes the change lives on; the one it brings is met at the next boot, which needs it."""
+        try:
+            self.units.run(AGENT_CHECK, AGENT_TIMEOUT_S)
+        except OperationError as error:
+            raise OperationError(
+                ErrorCode.UNHEALTHY,
+                f"cannot confirm the new set: the agent that it brings would not start: {error.message}",
+                error.remedy,
+            ) from error
+        unit = self.units.states([AGENT_UNIT])[AGENT_UNIT]
+        if unit.load in ("bad-setting", "error"):
+            raise OperationError(
+                ErrorCode.UNHEALTHY,
+                f"cannot confirm the new set: {AGENT_UNIT} that it brings is {unit.load}",
+                f"Correct it, with: systemd-analyze verify {AGENT_UNIT}",
+            )
 
     def _sample(self, names: Sequence[str], before: Sequence[Sample], expected: bool) -> Sample:
         test = self._self_test() if before and wants_self_test(before, self.policy) else None

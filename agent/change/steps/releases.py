@@ -5,6 +5,7 @@ Images are named by content, so a release file is read once; the one reading hap
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from agent.order import in_start_order
 from agent.plan import AGENT_UNIT
 from agent.ports.protocols import ImageReader, Store, Units
 
+_LOG = logging.getLogger("avocado.change")
 _NO = ("0", "no", "n", "false", "f", "off")  # parse_boolean() of systemd
 
 Image = Mapping[str, Any]  # an extension of the manifest, as the plan put it into a step's inputs
@@ -36,9 +38,21 @@ class Releases:
         """The release keys of several images, one after the other."""
         return [keys for image in images for _, keys in self.of(image)]
 
-    def reload_manager(self, images: Sequence[Image]) -> bool:
+    def leaving(self, images: Sequence[Image]) -> list[Mapping[str, str]]:
+        """The same of images that go. One that is lost or damaged says nothing: that must not keep it on the board."""
+        found: list[Mapping[str, str]] = []
+        for image in images:
+            try:
+                found += self.keys([image])
+            except OperationError as error:
+                _LOG.warning("%s", error.message)
+                found.append({})
+        return found
+
+    def reload_manager(self, images: Sequence[Image], leaving: Sequence[Image]) -> bool:
         """Whether systemd and the bus have to read their files again. An image that says nothing may bring units."""
-        return any(keys.get("EXTENSION_RELOAD_MANAGER", "1") not in _NO for keys in self.keys(images))
+        keys = [*self.keys(images), *self.leaving(leaving)]
+        return any(said.get("EXTENSION_RELOAD_MANAGER", "1") not in _NO for said in keys)
 
     def _keys(self, image: Image, kind: Kind) -> Mapping[str, str]:
         image_id = image["image_id"]

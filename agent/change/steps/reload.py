@@ -31,7 +31,7 @@ class Reload:
         coming = self.releases.keys(inputs["images"])
         return {
             # A daemon-reload costs a quarter of a second of the service's absence; a model has no units.
-            "manager": self.releases.reload_manager([*inputs["images"], *inputs.get("leaving", ())]),
+            "manager": self.releases.reload_manager(inputs["images"], inputs.get("leaving", ())),
             "modules": [name for keys in coming for name in modules(keys)],
             "on_merge": [argv for keys in coming for argv in commands(keys, "AVOCADO_ON_MERGE")],
         }

@@ -46,8 +46,8 @@ class StopServices:
         """Which units there are to stop, and which of them run. Raises `no-space`."""
         names = self.affected.to_stop(inputs)
         states = self.units.states(names)
-        leaving = self.releases.keys(inputs["leaving"])
-        manager = self.releases.reload_manager([*inputs["images"], *inputs["leaving"]])
+        leaving = self.releases.leaving(inputs["leaving"])
+        manager = self.releases.reload_manager(inputs["images"], inputs["leaving"])
         if manager:
             self.units.require_reload()
         return {

@@ -8,8 +8,9 @@ extension of ours. What an image says about itself is read by contract/release.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
 from agent.contract.release import Kind as Kind
 from agent.contract.release import commands as commands
@@ -54,6 +55,7 @@ class ExtensionView:
     merged: tuple[Kind, ...]
     merge_name: str
     services: tuple[str, ...]
+    disabled: bool = False  # of the signed runtime, and left out on this board
 
     @property
     def is_merged(self) -> bool:
@@ -91,8 +93,8 @@ def compare(
 ) -> ExtensionsReport:
     """Installed (`held` image ids), merged and wanted, put beside one another.
 
-    `wanted` is the manifest whose set should run: the active one, or a change's during its trial. `others` are the
-    further runtimes on disk.
+    `wanted` is the manifest whose set should run: the active one, or a change's during its trial. What it leaves out of
+    its signed one is shown as disabled. `others` are the further runtimes on disk.
     """
     held = frozenset(held)
     views: list[ExtensionView] = []
@@ -103,6 +105,11 @@ def compare(
         view = _view(extension, "runtime", link, merged, held, releases)
         views.append(view)
         problems.extend(_problems_of(view, merged))
+    base, left_out = signed(wanted) if wanted else (None, ())
+    for extension in base.extensions if base else ():
+        if extension.name in left_out:
+            view = _view(extension, "other-runtime", "", merged, held, releases)
+            views.append(replace(view, disabled=True))
     known = {view.image_id for view in views}
     for manifest in others:
         for extension in manifest.extensions:

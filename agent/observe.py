@@ -351,6 +351,7 @@ def _present(manifest: Manifest) -> RuntimeEntry:
         "id": manifest.id,
         "built_at": manifest.built_at,
         "manifest_version": manifest.manifest_version,
+        "disabled": list(signed(manifest)[1]),
     }
 
 
@@ -371,6 +372,7 @@ def _extension_entry(view: ExtensionView) -> ExtensionEntry:
         "sha256": view.sha256,
         "merge_name": view.merge_name,
         "services": list(view.services),
+        "isDisabled": view.disabled,
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import OperationError
-from agent.contract.status import FILE_NAME, SILENT, StatusDocument
+from agent.contract.status import FILE_NAME, SILENT, StatusDocument, boottime_s
 
 # Progress comes many times a second; looking at the whole board that often would cost more than it tells.
 _LEAST_PAUSE_S = 0.25
@@ -41,6 +41,7 @@ class StatusKeeper:
         self._interval_s = interval_s
         self._wanted = asyncio.Event()
         self._gathering = asyncio.Lock()
+        self._last_seen: Mapping[str, Any] | None = None  # the pose service's last answer, and when it came
 
     def touch(self) -> None:
         """Something has changed."""
@@ -50,13 +51,20 @@ class StatusKeeper:
         """Gather now, write the file, and give the document."""
         async with self._gathering:
             self._wanted.clear()
-            try:
-                inference = await self._ask_inference()
-            except OperationError as error:
-                inference = {"state": SILENT, "backend": "none", "reason": "no answer", "message": error.message}
+            inference = await self._inference()
             document = await asyncio.to_thread(self._gather, inference)
             write_status(self._path, document)
             return document
+
+    async def _inference(self) -> Mapping[str, Any] | None:
+        try:
+            inference = await self._ask_inference()
+        except OperationError as error:
+            said = {"state": SILENT, "backend": "none", "reason": "no answer", "message": error.message}
+            return said | {"last_seen": self._last_seen}
+        if inference is not None:
+            self._last_seen = {**inference, "seen_boottime_s": round(boottime_s(), 3)}
+        return inference
 
     async def keep(self) -> None:
         """Publish for as long as the daemon runs."""

@@ -20,7 +20,9 @@ SCHEMA = 1
 RUN_DIR = Path("/run/avocado")
 FILE_NAME = "status.json"
 MAX_BYTES = 4 << 20
-SILENT = "silent"  # the state in `inference` of a pose service that is on the bus and does not answer, or not in JSON
+# The state in `inference` of a pose service that is on the bus and does not answer, or not in JSON. `last_seen` beside
+# it is its last answer with `seen_boottime_s`, or null where it has given none since the start of the agent.
+SILENT = "silent"
 
 
 class RuntimeEntry(TypedDict):
@@ -31,6 +33,7 @@ class RuntimeEntry(TypedDict):
     id: str
     built_at: str
     manifest_version: int
+    disabled: NotRequired[list[str]]  # what is left out of the signed runtime on this board
 
 
 class ExtensionEntry(TypedDict):
@@ -47,6 +50,7 @@ class ExtensionEntry(TypedDict):
     sha256: str
     merge_name: str
     services: list[str]
+    isDisabled: NotRequired[bool]  # left out on this board, and back with `ext enable`
 
 
 class ServiceEntry(TypedDict):

@@ -27,7 +27,7 @@ _SWITCHES = {
 EXAMPLES = """\
 examples:
   avocadoctl ext list                  every extension on this board
-  avocadoctl ext status                those that are wanted or merged
+  avocadoctl ext status                those that are wanted or merged, and those that are disabled here
   avocadoctl ext disable pose-config   run without it, until a deploy or `ext enable pose-config`
   avocadoctl ext refresh               after somebody ran systemd-sysext by hand"""
 
@@ -43,7 +43,7 @@ def register(subparsers: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="every extension on this board").set_defaults(run=run_list)
-    actions.add_parser("status", help="those that are wanted or merged").set_defaults(run=run_status)
+    actions.add_parser("status", help="those that are wanted, merged or disabled here").set_defaults(run=run_status)
     for name, summary in _SWITCHES.items():
         switch = actions.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
         switch.add_argument("extension", metavar="NAME")
@@ -66,7 +66,7 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Print the extensions that are wanted or merged."""
+    """Print the extensions that are wanted or merged, and those that are disabled here."""
     return _print(args, wanted_only=True)
 
 
@@ -75,7 +75,7 @@ def _print(args: argparse.Namespace, *, wanted_only: bool) -> int:
     entries = [
         entry
         for entry in document["extensions"]
-        if not wanted_only or entry["isMerged"] or entry["origin"] == "runtime"
+        if not wanted_only or entry["isMerged"] or entry["origin"] == "runtime" or entry.get("isDisabled")
     ]
     if args.output == "json":
         print_json(entries)

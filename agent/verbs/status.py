@@ -13,6 +13,7 @@ from typing import Any
 
 from agent.contract.status import (
     RUN_DIR,
+    SILENT,
     ChangeEntry,
     ExtensionEntry,
     RuntimeEntry,
@@ -65,7 +66,7 @@ def render(document: StatusDocument, age_s: float) -> str:
         f"Board      {board}",
         f"Runtime    {_runtime(document['runtime'])}",
         f"Previous   {_runtime(document['previous'])}",
-        f"Inference  {_inference(document['inference'])}",
+        f"Inference  {_inference(document['inference'], agent['updated_boottime_s'] + age_s)}",
         f"Change     {_change(document['change'])}",
     ]
     switching = document.get("switching")
@@ -86,7 +87,7 @@ def extension_table(extensions: list[ExtensionEntry]) -> str:
     rows = []
     for entry in extensions:
         types = [name for name, present in (("sysext", entry["isSysext"]), ("confext", entry["isConfext"])) if present]
-        merged = "yes" if entry["isMerged"] else "no"
+        merged = "yes" if entry["isMerged"] else "disabled" if entry.get("isDisabled") else "no"
         short = entry["shortId"] or "-"
         rows.append((entry["name"], "+".join(types), merged, entry["version"] or "-", entry["origin"], short))
     return table(("EXTENSION", "TYPE", "MERGED", "VERSION", "ORIGIN", "ID"), rows)
@@ -95,12 +96,24 @@ def extension_table(extensions: list[ExtensionEntry]) -> str:
 def _runtime(entry: RuntimeEntry | None) -> str:
     if entry is None:
         return "none"
-    return f"{entry['name']} {entry['version']}  {entry['id']}  built {entry['built_at']}"
+    text = f"{entry['name']} {entry['version']}  {entry['id']}  built {entry['built_at']}"
+    disabled = entry.get("disabled")
+    return f"{text}, without {', '.join(disabled)} (disabled here)" if disabled else text
 
 
-def _inference(entry: dict[str, Any] | None) -> str:
+def _inference(entry: dict[str, Any] | None, now_boottime_s: float) -> str:
     if entry is None:
         return "not on the bus"
+    if entry.get("state") == SILENT:
+        last = entry.get("last_seen")
+        if not last:
+            return "the pose service does not answer, and has not since the agent started"
+        since = ago(max(0.0, now_boottime_s - last["seen_boottime_s"]))
+        return f"the pose service does not answer; last seen {since} ago: {_answer(last)}"
+    return _answer(entry)
+
+
+def _answer(entry: dict[str, Any]) -> str:
     model = entry.get("model") or {}
     latency = entry.get("latency_ms") or {}
     words = [f"{entry.get('state')} on {entry.get('backend')} ({entry.get('reason')})"]

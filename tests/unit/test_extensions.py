@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.local import disable
 from agent.contract.manifest import Manifest
 from agent.extensions import (
     Kind,
@@ -67,6 +68,16 @@ def test_an_image_only_another_runtime_lists_is_shown_and_no_problem() -> None:
     assert [(v.name, v.version, v.origin) for v in report.extensions if not v.wanted] == [
         ("pose-model", "2", "other-runtime")
     ]
+
+
+def test_what_was_disabled_here_is_shown_as_such_and_is_no_problem() -> None:
+    without = disable(disable(R1, "pose-app"), "npu-virtual")
+    for others in ([], [R1]):
+        report = compare(without, merged(without), held=held(R1), releases=releases(R1), others=others)
+        assert report.problems == ()
+        shown = [(view.name, view.origin, view.wanted, view.is_merged) for view in report.extensions if view.disabled]
+        assert shown == [("pose-app", "other-runtime", False, False), ("npu-virtual", "other-runtime", False, False)]
+        assert len(report.extensions) == len(R1.extensions)
 
 
 PROBLEMS = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,20 @@ import pytest
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.status import StatusDocument, agent_entry, boottime_s, change_entry, read_status
-from agent.publish import write_status
+from agent.publish import StatusKeeper, write_status
 from agent.verbs.show import ago, size, table
 from agent.verbs.status import render
+
+SEEN = {
+    "state": "serving",
+    "backend": "npu",
+    "reason": "ok",
+    "model": {"name": "movenet", "version": "4.1"},
+    "frames": 700,
+    "fallbacks": 3,
+    "latency_ms": {"p95": 9.0},
+    "seen_boottime_s": 1000.0,
+}
 
 
 def document(**changes: Any) -> StatusDocument:
@@ -77,13 +90,64 @@ def document(**changes: Any) -> StatusDocument:
     [
         (None, "not on the bus"),
         (
-            {"state": "silent", "backend": "none", "reason": "no answer"},
-            "silent on none (no answer), 0 frames, 0 by fallback",
+            {"state": "silent", "backend": "none", "reason": "no answer", "last_seen": None},
+            "the pose service does not answer, and has not since the agent started",
+        ),
+        (
+            {"state": "silent", "backend": "none", "reason": "no answer", "last_seen": SEEN},
+            "the pose service does not answer; last seen 40 s ago: serving on npu (ok), model movenet 4.1, 700 frames,"
+            " 3 by fallback, p95 9.0 ms",
         ),
     ],
 )
-def test_a_pose_service_that_hangs_is_told_from_one_that_is_not_there(inference: Any, says: str) -> None:
-    assert f"Inference  {says}" in render(document(inference=inference), 2.0).splitlines()
+def test_a_pose_service_that_hangs_is_told_from_one_that_is_not_there_and_from_one_that_answers(
+    inference: Any, says: str
+) -> None:
+    made = document(inference=inference)
+    made["agent"]["updated_boottime_s"] = 1038.0
+    assert f"Inference  {says}" in render(made, 2.0).splitlines()
+
+
+class Service:
+    """A pose service that answers, hangs, and answers again."""
+
+    def __init__(self, *answers: Mapping[str, Any] | OperationError | None) -> None:
+        self._answers = iter(answers)
+
+    async def ask(self) -> Mapping[str, Any] | None:
+        answer = next(self._answers)
+        if isinstance(answer, OperationError):
+            raise answer
+        return answer
+
+
+def test_the_last_answer_of_a_service_that_hangs_is_kept_with_its_time(tmp_path: Path) -> None:
+    hangs = OperationError(ErrorCode.STEP_TIMEOUT, "cannot get an answer")
+    asked: list[Any] = []
+
+    def gather(inference: Mapping[str, Any] | None) -> StatusDocument:
+        asked.append(inference)
+        return document(inference=inference)
+
+    keeper = StatusKeeper(gather, Service(hangs, {"state": "serving", "frames": 7}, hangs, hangs).ask, tmp_path, 5.0)
+    before = boottime_s()
+    for _ in range(4):
+        asyncio.run(keeper.refresh())
+    said = {"state": "silent", "backend": "none", "reason": "no answer", "message": "cannot get an answer"}
+    assert asked[0] == {**said, "last_seen": None}
+    last = asked[2]["last_seen"]
+    assert (last["state"], last["frames"], asked[3]["last_seen"]) == ("serving", 7, last)
+    assert before <= last["seen_boottime_s"] + 0.001 <= boottime_s() + 0.001
+
+
+def test_what_is_disabled_here_is_named(tmp_path: Path) -> None:
+    made = document()
+    assert made["runtime"]
+    made["runtime"]["disabled"] = ["pose-config", "viewer"]
+    made["extensions"].append({**made["extensions"][0], "name": "viewer", "isMerged": False, "isDisabled": True})
+    text = render(made, 2.0)
+    assert "built 2026-11-30T21:00:00Z, without pose-config, viewer (disabled here)" in text
+    assert "viewer      sysext  disabled  4.1      runtime  90dcfbed" in text
 
 
 def test_the_text_for_people_says_who_answers_the_camera_and_why() -> None:

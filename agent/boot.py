@@ -3,7 +3,8 @@
 systemd has merged the images and reloaded itself before the agent starts. Once per boot the agent loads the modules the
 extensions ask for, runs their commands, starts the services they own, and then reads every merged image whole, since
 systemd merges damaged data without a word. A runtime that provision wrote has no module index yet, and gets it before
-the first module is asked for. What fails is a problem in the status and never keeps the rest from running.
+the first module is asked for; one that is damaged is made anew. What fails is a problem in the status and never keeps
+the rest from running.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from agent.contract.disk import disk_errors
 from agent.contract.errors import OperationError
 from agent.contract.local import signed
-from agent.contract.manifest import Extension
+from agent.contract.manifest import Extension, Manifest
 from agent.extensions import Problem, commands, modules
 from agent.observe import Disk, owned_by
 from agent.order import in_start_order
@@ -48,6 +50,7 @@ class BootHalf:
         releases, unreadable = self._disk.releases(extensions)
         problems = [Problem(error.code.value, error.message, error.remedy) for error in unreadable]
         keys = [release for extension in extensions for release in releases.get(extension.image_id, {}).values()]
+        problems += self._mend_index()
         if any(modules(release) for release in keys):
             problems += _attempt(self._index_modules)
         for argv in (
@@ -58,18 +61,46 @@ class BootHalf:
         for name in self._in_start_order(self._to_start(owned_by(extensions, releases))):
             problems += _attempt(partial(self._units.start, name, start_timeout_s))
         problems += damaged(self._disk.store, extensions)
-        self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
-        return problems
+        return problems + _attempt(partial(self._remember, problems))
+
+    def _remember(self, problems: list[Problem]) -> None:
+        with disk_errors(self._marker):
+            self._marker.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
 
     def _index_modules(self) -> None:
         runtimes = self._disk.runtimes
         active = runtimes.active()
         if active is None or runtimes.module_index(active) is not None:
             return
-        manifest = runtimes.manifest(active)
+        self._show_with_index(runtimes.manifest(active))
+
+    def _show_with_index(self, manifest: Manifest) -> None:
         index = self._indexer.index(manifest.extensions)
         if index is not None:
-            self._overlay.show(runtimes.stage(manifest, index), SWITCH_TIMEOUT_S)
+            self._overlay.show(self._disk.runtimes.stage(manifest, index), SWITCH_TIMEOUT_S)
+
+    def _mend_index(self) -> list[Problem]:
+        """An index that is damaged is made anew before modprobe believes it: it lies over the modules of all."""
+        runtimes = self._disk.runtimes
+        active = runtimes.active()
+        index = runtimes.module_index(active) if active is not None else None
+        if active is None or index is None or self._disk.store.verify_made(index):
+            return []
+        manifest = runtimes.manifest(active)
+        # Without it first: what is merged stays the damaged file, whatever then lies under the same name.
+        failed = _attempt(lambda: self._overlay.show(runtimes.stage(manifest), SWITCH_TIMEOUT_S))
+        failed += _attempt(partial(self._show_with_index, manifest))
+        return [
+            Problem(
+                "image-damaged",
+                "the index of kernel modules that this board made no longer had the bytes of its name"
+                + ("" if failed else "; it was made anew"),
+                "Check the disk (journalctl -k -b -p warning), then reboot: the agent makes it anew at its start."
+                if failed
+                else "If it happens again, replace the disk.",
+            ),
+            *failed,
+        ]
 
     def _to_start(self, owned: list[str]) -> list[str]:
         """Not what somebody masked, nor what is missing where its extension is disabled."""

@@ -65,6 +65,7 @@ class ErrorCode(StrEnum):
     LENGTH_MISMATCH = "length-mismatch"
     HASH_MISMATCH = "hash-mismatch"
     NO_SPACE = "no-space"
+    DISK_FAILED = "disk-failed"
     DELTA_INVALID = "delta-invalid"
     DELTA_WRONG_BASE = "delta-wrong-base"
     DELTA_WRONG_RESULT = "delta-wrong-result"
@@ -152,6 +153,7 @@ EXIT_STATUS: Mapping[ErrorCode, int] = {
     ErrorCode.LENGTH_MISMATCH: 83,
     ErrorCode.DELTA_WRONG_RESULT: 84,
     ErrorCode.NOT_DELEGATED: 85,
+    ErrorCode.DISK_FAILED: 86,
 }
 
 # What whoever stands between a board and its repository can bring about without a key. It says nothing about a runtime.

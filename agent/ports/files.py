@@ -8,8 +8,6 @@ become paths are ids, checked before they are joined.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -17,9 +15,9 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
+from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import (
     MAX_MANIFEST_BYTES,
@@ -29,6 +27,7 @@ from agent.contract.manifest import (
     manifest_bytes,
     parse_manifest,
 )
+from agent.contract.manifest import image_id as id_of_image
 from agent.ports.protocols import Kind
 
 _LOG = logging.getLogger("avocado.files")
@@ -39,9 +38,12 @@ _PART_SUFFIXES = ("part", "progress", "progress-new")
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace the file's content so that a power cut leaves the old content or the new one. Raises `no-space`."""
+    """Replace the file's content so that a power cut leaves the old content or the new one.
+
+    Raises `no-space` or `disk-failed`, as everything here that writes.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    with _disk_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         try:
@@ -59,7 +61,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 def rename_link_durably(link: Path, target: str | Path) -> None:
     """Make `link` a symbolic link to `target`, by one rename and a sync of its folder."""
     temporary = link.with_name(f".{link.name}.tmp")
-    with _disk_errors(link):
+    with disk_errors(link):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target)
         temporary.rename(link)
@@ -73,24 +75,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as cause:
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OperationError(
-                ErrorCode.NO_SPACE,
-                f"cannot write {path}: {cause.strerror}",
-                f"Free space on the file system of {path.parent}.",
-            ) from cause
-        raise OperationError(
-            ErrorCode.INTERNAL,
-            f"cannot write {path}: {cause.strerror}",
-            "Check the disk: journalctl -k -b -p warning",
-        ) from cause
 
 
 def _checked_id(text: str) -> str:
@@ -141,14 +125,14 @@ class FileStore:
     def part(self, image_id: str) -> Path:
         """Where an image is assembled before it is complete."""
         part = self._images / f"{_checked_id(image_id)}.part"
-        with _disk_errors(part):
+        with disk_errors(part):
             self._images.mkdir(parents=True, exist_ok=True)
         return part
 
     def finish_image(self, extension: Extension) -> Path:
         """The part is synced, read back, hashed and renamed into place. Raises `hash-mismatch`."""
         part = self.part(extension.image_id)
-        with _disk_errors(part):
+        with disk_errors(part):
             descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 os.fsync(descriptor)
@@ -156,7 +140,8 @@ class FileStore:
                 os.close(descriptor)
             found = hash_file(part)
         if found != extension.sha256:
-            part.unlink()
+            with disk_errors(part):
+                part.unlink()
             raise OperationError(
                 ErrorCode.HASH_MISMATCH,
                 f"cannot store image {extension.name} {extension.version}: its bytes hash to {found[:12]}..., "
@@ -164,7 +149,7 @@ class FileStore:
                 "Deploy again; if it happens again, check the disk.",
             )
         final = self._images / f"{extension.image_id}.raw"
-        with _disk_errors(final):
+        with disk_errors(final):
             # Others mount it and read it; nobody writes it again.
             part.chmod(0o444)
             part.rename(final)
@@ -174,19 +159,27 @@ class FileStore:
     def write_image(self, extension: Extension, data: bytes) -> Path:
         """An image that was made on the board is in place. Raises `no-space`."""
         part = self.part(extension.image_id)
-        with _disk_errors(part):
+        with disk_errors(part):
             part.write_bytes(data)
         return self.finish_image(extension)
 
     def verify_image(self, extension: Extension) -> bool:
         """The stored image is there and its bytes still hash to its name."""
-        path = self.image(extension.image_id)
+        return self._hash(extension.image_id) == extension.sha256
+
+    def verify_made(self, image_id: str) -> bool:
+        """As `verify_image`, of an image that was made on this board: nobody signed a hash, so its name has to do."""
+        found = self._hash(image_id)
+        return found is not None and id_of_image(found) == image_id
+
+    def _hash(self, image_id: str) -> str | None:
+        path = self.image(image_id)
         try:
-            return path is not None and hash_file(path) == extension.sha256
+            return None if path is None else hash_file(path)
         except OSError as error:
-            # A block that cannot be read any more is damage like any other: the image is fetched again.
+            # A block that cannot be read any more is damage like any other: the image is fetched, or made, again.
             _LOG.error("cannot read image %s: %s", path, error.strerror)
-            return False
+            return None
 
     def image_ids(self) -> list[str]:
         """Every complete image."""
@@ -206,15 +199,19 @@ class FileStore:
 
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""
-        (self._images / f"{_checked_id(image_id)}.raw").unlink(missing_ok=True)
+        image = self._images / f"{_checked_id(image_id)}.raw"
+        with disk_errors(image):
+            image.unlink(missing_ok=True)
         self.remove_part(image_id)
 
     def remove_part(self, image_id: str) -> None:
         """The part of the image is gone, and what was remembered of it."""
-        for suffix in _PART_SUFFIXES:
-            (self._images / f"{_checked_id(image_id)}.{suffix}").unlink(missing_ok=True)
-        if self._images.is_dir():
-            sync_folder(self._images)
+        part = self._images / f"{_checked_id(image_id)}.part"
+        with disk_errors(part):
+            for suffix in _PART_SUFFIXES:
+                part.with_suffix(f".{suffix}").unlink(missing_ok=True)
+            if self._images.is_dir():
+                sync_folder(self._images)
 
     def free_bytes(self) -> int:
         """What an unprivileged writer could still write."""
@@ -243,7 +240,7 @@ class FileRuntimes:
                 "Build the runtime again, so that it gets an id of its own.",
             )
         part = self._runtimes / f".{manifest.id}.part"
-        with _disk_errors(final):
+        with disk_errors(final):
             self._runtimes.mkdir(parents=True, exist_ok=True)
             _remove_tree(part)
             for kind in Kind:
@@ -255,7 +252,7 @@ class FileRuntimes:
             for kind in Kind:
                 sync_folder(part / kind.value)
         write_durably(part / "manifest.json", manifest_bytes(manifest))
-        with _disk_errors(final):
+        with disk_errors(final):
             self._discard(final)
             part.rename(final)
             sync_folder(self._runtimes)
@@ -272,7 +269,7 @@ class FileRuntimes:
         if image_id is not None:
             rename_link_durably(folder / _INDEX, _image_link(image_id))
             return
-        with _disk_errors(folder):
+        with disk_errors(folder):
             (folder / _INDEX).unlink()
             sync_folder((folder / _INDEX).parent)
 
@@ -284,7 +281,7 @@ class FileRuntimes:
                 f"cannot remove runtime {runtime_id}: it is the active one",
                 "Activate another runtime first: avocadoctl runtime list",
             )
-        with _disk_errors(self._runtimes):
+        with disk_errors(self._runtimes):
             if runtime_id == self.previous():
                 (self._state / "previous").unlink()
                 sync_folder(self._state)

@@ -176,6 +176,9 @@ class Store(Protocol):
     def verify_image(self, extension: Extension) -> bool:
         """The stored image is there and its bytes still hash to its name."""
 
+    def verify_made(self, image_id: str) -> bool:
+        """As `verify_image`, of an image that was made on this board: nobody signed a hash, so its name has to do."""
+
     def image_ids(self) -> list[str]:
         """Every complete image."""
 

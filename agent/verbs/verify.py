@@ -2,7 +2,8 @@
 
 Reads only, and needs neither the bus nor the agent. What the agent checks at fetch, before a change and after a boot's
 merge, this checks at once, for all runtimes: an image whose bytes are not its name's any more, one that is missing, a
-link that leads elsewhere, a trust state that is damaged.
+link that leads elsewhere, a trust state that is damaged. The index of kernel modules, which a board makes for itself,
+is an image like the others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import MODULE_INDEX
 from agent.verbs.show import print_json, size, table
 
 STATE = Path("/var/lib/avocado")
@@ -60,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
             ErrorCode.HASH_MISMATCH,
             f"cannot vouch for this board: {len(wrong)} of {len(found)} things are not as signed, "
             f"first {wrong[0].kind} {wrong[0].name}: {wrong[0].problem}",
-            "Deploy again: what is damaged is fetched anew. If it comes back, replace the disk.",
+            "Reboot the board, or change to that runtime: the index is made anew. If it comes back, replace the disk."
+            if all(finding.name == MODULE_INDEX for finding in wrong)
+            else "Deploy again: what is damaged is fetched anew. If it comes back, replace the disk.",
         )
     return 0
 
@@ -75,6 +79,7 @@ def verify(state: Path) -> list[Finding]:
     found = [Finding("trust", "metadata", "", 0, error.message) for error in problems(state / "metadata")]
     runtimes, store = FileRuntimes(state), FileStore(state)
     images = {}
+    indexes: set[str] = set()
     for runtime in runtimes.ids():
         try:
             manifest = runtimes.manifest(runtime)
@@ -89,10 +94,17 @@ def verify(state: Path) -> list[Finding]:
                 if not link.is_symlink() or str(link.readlink()) != f"../../../images/{extension.image_id}.raw":
                     problem = problem or f"{kind}/{link.name} does not lead to its image"
         found.append(Finding("runtime", manifest.runtime.name, runtime, 0, problem))
+        indexes.update(filter(None, [runtimes.module_index(runtime)]))
     for image_id, extension in sorted(images.items(), key=lambda item: item[1].name):
         path = store.image(image_id)
         problem = "it is missing" if path is None else ""
         if path is not None and not store.verify_image(extension):
             problem = "its bytes are not what was signed"
         found.append(Finding("image", f"{extension.name} {extension.version}", image_id, extension.size_bytes, problem))
+    for image_id in sorted(indexes):
+        path = store.image(image_id)
+        problem = "it is missing" if path is None else ""
+        if path is not None and not store.verify_made(image_id):
+            problem = "its bytes are not those of its name"
+        found.append(Finding("image", MODULE_INDEX, image_id, path.stat().st_size if path else 0, problem))
     return found

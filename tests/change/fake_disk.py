@@ -33,7 +33,10 @@ class FakeStore:
         raise NotImplementedError
 
     def verify_image(self, extension: Extension) -> bool:
-        return extension.image_id in self.world.images
+        return self.verify_made(extension.image_id)
+
+    def verify_made(self, image_id: str) -> bool:
+        return image_id in self.world.images - self.world.damaged
 
     def image_ids(self) -> list[str]:
         return sorted(self.world.images)
@@ -67,6 +70,8 @@ class FakeRuntimes:
         self.world.runtimes[manifest.id] = manifest
         if module_index is not None:
             self.world.indexes[manifest.id] = module_index
+        else:
+            self.world.indexes.pop(manifest.id, None)
         self.world.fuse.tick()
         return FOLDER / manifest.id
 
@@ -124,6 +129,7 @@ class FakeIndexer:
         self.world.begin("index")
         made = next((image_id(e.image_id) for e in extensions if e.name == "npu-virtual"), None)
         self.world.images |= {made} if made else set()
+        self.world.damaged.discard(made or "")
         self.world.fuse.tick()
         return made
 

@@ -227,7 +227,21 @@ def test_a_board_that_was_provisioned_with_modules_indexes_them_at_its_first_boo
     assert [problem["message"] for problem in project.status(board)["problems"]] == [
         "cannot run modprobe -- npu: exit-code"
     ]
+    # Nothing is signed of it, and a disk that loses a bit of it would hide the modules of all.
+    spoil = (
+        "import sys; p = sys.argv[1]; b = open(p, 'rb').read(); open(p, 'r+b').write(b.replace(b'npu.ko', b'npu.kx'))"
+    )
+    board.exec(["python3", "-I", "-c", spoil, "/var/lib/avocado/active/sysext/99-zz-module-index.raw"])
+    assert "zz-module-index" in board.exec(["avocadoctl", "verify"], check=False).stderr
+    board.exec(["sync"])
     board.power_cut()
     board.boot()
     wait_until_serving(board, SERVING_S)
     assert found(board) == {"npu"}
+    assert project.status(board)["problems"][0] == {
+        "code": "image-damaged",
+        "message": "the index of kernel modules that this board made no longer had the bytes of its name; "
+        "it was made anew",
+        "remedy": "If it happens again, replace the disk.",
+    }
+    board.exec(["avocadoctl", "verify"])

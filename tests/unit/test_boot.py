@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,52 @@ def test_a_runtime_without_an_index_gets_one_before_a_module_is_asked_for(tmp_pa
     boot(world, tmp_path / "marker")
     assert effects(world)[:4] == [("index",), ("stage", R1.id), ("show", R1.id), ("run", "modprobe", "--", "simnpu")]
     assert world.indexes[R1.id] in world.images
+
+
+ANEW = (
+    "the index of kernel modules that this board made no longer had the bytes of its name; it was made anew",
+    "If it happens again, replace the disk.",
+)
+NOT_ANEW = (
+    "the index of kernel modules that this board made no longer had the bytes of its name",
+    "Check the disk (journalctl -k -b -p warning), then reboot: the agent makes it anew at its start.",
+)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_damaged_index_is_made_anew_before_a_module_is_asked_for_and_is_a_problem_until_the_next_boot(
+    tmp_path: Path, is_lost: bool
+) -> None:
+    world = booted()
+    index = world.indexes[R1.id]
+    (world.images.remove if is_lost else world.damaged.add)(index)
+    assert boot(world, tmp_path / "marker") == [ANEW[0]]
+    # Shown without it between: the overlay would keep the file that it was made of.
+    assert effects(world)[:7] == [
+        ("stage", R1.id),
+        ("show", R1.id),
+        ("index",),
+        ("stage", R1.id),
+        ("show", R1.id),
+        ("run", "modprobe", "--", "simnpu"),
+        ("start", "pose.service"),
+    ]
+    assert (world.indexes[R1.id], index in world.images - world.damaged) == (index, True)
+    assert json.loads((tmp_path / "marker").read_text())[0] == {
+        "code": "image-damaged", "message": ANEW[0], "remedy": ANEW[1]
+    }  # fmt: skip
+    assert boot(world, tmp_path / "next boot") == []
+
+
+@pytest.mark.parametrize("broken", ["index", "stage"])
+def test_a_damaged_index_that_cannot_be_made_anew_is_a_problem_that_says_why(tmp_path: Path, broken: str) -> None:
+    world = booted()
+    world.damaged.add(world.indexes[R1.id])
+    error = OperationError(ErrorCode.INTERNAL, f"cannot {broken}")
+    world.fail_when = lambda call, w: error if call[0] == broken else None
+    assert boot(world, tmp_path / "marker")[:2] == [NOT_ANEW[0], f"cannot {broken}"]
+    assert json.loads((tmp_path / "marker").read_text())[0]["remedy"] == NOT_ANEW[1]
+    assert "pose.service" in world.running
 
 
 def test_what_is_masked_or_left_out_here_is_not_started_and_no_problem(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agent import cli
 from agent.contract.errors import EXIT_STATUS, ErrorCode
-from agent.contract.manifest import Extension, Manifest, RuntimeName, image_id
+from agent.contract.manifest import MODULE_INDEX, Extension, Manifest, RuntimeName, image_id
 from agent.ports.files import FileRuntimes, FileStore
 
 RUNTIME = "5f0c9f7a-7a0a-4c4e-9a53-0d4a1c9b1a11"
@@ -78,6 +78,34 @@ def test_a_flipped_bit_a_missing_image_and_a_bent_link_are_each_named(
     assert json.loads(printed.err)["message"].startswith(
         "cannot vouch for this board: 3 of 3 things are not as signed, first runtime pose: "
     )
+
+
+def test_the_index_of_modules_that_the_board_made_is_hashed_like_what_was_signed(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = b"index" * 300
+    sha256 = hashlib.sha256(data).hexdigest()
+    store, runtimes = FileStore(state), FileRuntimes(state)
+    made = Extension(
+        name=MODULE_INDEX, version="1", image_id=image_id(sha256), sha256=sha256, size_bytes=len(data), types=["sysext"]
+    )
+    path = store.write_image(made, data)
+    runtimes.stage(runtimes.manifest(RUNTIME), made.image_id)
+    assert cli.main(["verify"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        "image", MODULE_INDEX, made.image_id[:8], "1.5", "KiB", "good"
+    ]  # fmt: skip
+    path.chmod(0o644)
+    path.write_bytes(b"i" + bytes(1499))
+    assert cli.main(["-o", "json", "verify"]) == EXIT_STATUS[ErrorCode.HASH_MISMATCH]
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)[-1]["problem"] == "its bytes are not those of its name"
+    assert json.loads(printed.err)["remedy"] == (
+        "Reboot the board, or change to that runtime: the index is made anew. If it comes back, replace the disk."
+    )
+    path.unlink()
+    assert cli.main(["-o", "json", "verify"]) == EXIT_STATUS[ErrorCode.HASH_MISMATCH]
+    assert json.loads(capsys.readouterr().out)[-1]["problem"] == "it is missing"
 
 
 def test_a_board_without_anything_is_no_problem(

@@ -34,6 +34,7 @@ from agent.change.journal import Journal
 from agent.change.record import ChangeRecord
 from agent.change.steps import build_handlers
 from agent.config import CONFIG_PATH, Config, load_config
+from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
 from agent.contract.status import StatusDocument
@@ -232,7 +233,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        self._config.run_dir.mkdir(parents=True, exist_ok=True)
+        with disk_errors(self._config.run_dir):
+            self._config.run_dir.mkdir(parents=True, exist_ok=True)
         await self._agent_bus.appear()
         parts = {
             asyncio.create_task(part)

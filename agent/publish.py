@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.contract.disk import disk_error
 from agent.contract.errors import OperationError
 from agent.contract.status import FILE_NAME, SILENT, StatusDocument, boottime_s
 
@@ -41,6 +42,7 @@ class StatusKeeper:
         self._interval_s = interval_s
         self._wanted = asyncio.Event()
         self._gathering = asyncio.Lock()
+        self._warned = ""
         self._last_seen: Mapping[str, Any] | None = None  # the pose service's last answer, and when it came
 
     def touch(self) -> None:
@@ -53,8 +55,19 @@ class StatusKeeper:
             self._wanted.clear()
             inference = await self._inference()
             document = await asyncio.to_thread(self._gather, inference)
-            write_status(self._path, document)
+            try:
+                write_status(self._path, document)
+            except OSError as error:
+                # The file then grows old and readers say so; whoever asks on the bus has the answer.
+                self._warn(disk_error(self._path, error))
+            else:
+                self._warned = ""
             return document
+
+    def _warn(self, error: OperationError | OSError) -> None:
+        if str(error) != self._warned:
+            _LOG.warning("cannot publish the status: %s", error)
+        self._warned = str(error)
 
     async def _inference(self) -> Mapping[str, Any] | None:
         try:
@@ -68,15 +81,12 @@ class StatusKeeper:
 
     async def keep(self) -> None:
         """Publish for as long as the daemon runs."""
-        last = ""
         while True:
             try:
                 await self.refresh()
             except (OperationError, OSError) as error:
-                # The file then grows old and readers say so; a change at work must not end for it.
-                if str(error) != last:
-                    _LOG.warning("cannot publish the status: %s", error)
-                last = str(error)
+                # A change at work must not end for it.
+                self._warn(error)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), self._interval_s)

@@ -124,7 +124,8 @@ class Bridge:
     def close(self) -> None:
         """The socket is gone; the pumps are daemon threads and end with the process."""
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next boot removes it; how the change ended must still be told
+            self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
         try:

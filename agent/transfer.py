@@ -9,6 +9,7 @@ read back and hashed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.delta import Transfer
+from agent.contract.disk import disk_error, disk_errors
 from agent.contract.errors import ErrorCode, HostGoneError, OperationError
 from agent.delta.apply import Checkpoint, apply_delta
 from agent.delta.format import DeltaInfo
@@ -43,14 +45,15 @@ class Base:
 def run_transfer(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, progress: Progress) -> None:
     """Decode a transfer into `part`.
 
-    Raises `hash-mismatch`, `entry-invalid`, `delta-*`, `fetch-*`, or `no-space` with the part gone.
+    Raises `hash-mismatch`, `entry-invalid`, `delta-*`, `fetch-*`, `disk-failed`, or `no-space` with the part gone.
     """
     try:
         _run(fetcher, transfer, base, part, progress)
     except OSError as cause:
-        forget_transfer(part)
+        with contextlib.suppress(OperationError):  # a disk that takes no write does not remove anything either
+            forget_transfer(part)
         if cause.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OperationError(ErrorCode.INTERNAL, f"cannot write {part}: {cause.strerror}") from cause
+            raise disk_error(part, cause) from cause
         raise OperationError(
             ErrorCode.NO_SPACE,
             f"cannot write {part}: {cause.strerror}",
@@ -75,9 +78,10 @@ def _run(fetcher: Fetcher, transfer: Transfer, base: Base | None, part: Path, pr
 
 
 def forget_transfer(part: Path) -> None:
-    """The part and what was remembered of it are gone."""
-    part.unlink(missing_ok=True)
-    _forget_progress(part)
+    """The part and what was remembered of it are gone. Raises `disk-failed`."""
+    with disk_errors(part):
+        part.unlink(missing_ok=True)
+        _forget_progress(part)
 
 
 def _memory(part: Path) -> Path:

@@ -17,7 +17,6 @@ the board's state as it was. The provisioned `root.json` is read and never writt
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -48,6 +47,7 @@ from agent.trust_state import (
     keep_seen,
     load_seen,
     read_anchor,
+    scratch,
 )
 from agent.tuf_client import Documents, Metadata, incomplete, rolled_back, run_client, untrusted
 
@@ -175,8 +175,7 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
     anchor = read_anchor(trust.folder)
     moment = max(parse_time(trust.now()), parse_time(seen.built_at))
     cache = trust.folder / "cache"
-    with tempfile.TemporaryDirectory(prefix="avocado-trust-") as scratch:
-        work = Path(scratch)
+    with scratch("avocado-trust-") as work:
         copy_sound(cache, work)
         documents = run_client(work, anchor, Metadata(fetcher), moment, seen)
         found = _versions(documents, seen)

@@ -8,14 +8,18 @@ When one is damaged the other holds; when neither reads it is named, and nothing
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.contract.delta import RELEASES
+from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import format_time, parse_time
 from agent.signed_json import check_metadata, read_strictly
@@ -54,6 +58,14 @@ class Seen:
         if role != "root" and known and keys and not set(known) & set(keys):
             return 0
         return int(getattr(self, role))
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A folder that is gone after the block. Raises as `disk_errors` does."""
+    where = Path(os.environ.get("TMPDIR", "/tmp"), prefix)  # noqa: S108 - for the message
+    with disk_errors(where), tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
 
 
 def read_anchor(folder: Path) -> bytes:
@@ -200,10 +212,11 @@ def _seen_bytes(seen: Seen) -> bytes:
 def copy_sound(cache: Path, work: Path) -> None:
     """The cached files that still read strictly; whatever else lies there is left out and fetched again."""
     names = [*_CACHED, *(f"root_history/{path.name}" for path in cache.glob("root_history/*.root.json"))]
-    (work / "root_history").mkdir()
-    for name in names:
-        if _is_sound(cache / name, name):
-            (work / name).write_bytes((cache / name).read_bytes())
+    with disk_errors(work):
+        (work / "root_history").mkdir()
+        for name in names:
+            if _is_sound(cache / name, name):
+                (work / name).write_bytes((cache / name).read_bytes())
 
 
 def _is_sound(path: Path, name: str) -> bool:
@@ -217,18 +230,26 @@ def _is_sound(path: Path, name: str) -> bool:
 
 
 def keep_documents(work: Path, cache: Path, write: Write) -> None:
-    """The accepted documents, where the next refresh finds them. Losing one costs a download and forgets nothing."""
+    """The accepted documents, where the next refresh finds them. Losing one costs a download and forgets nothing.
+
+    Raises `no-space` or `disk-failed`.
+    """
+    with disk_errors(cache):
+        _make_room(cache)
+        roots = [f"root_history/{path.name}" for path in (work / "root_history").iterdir()]
+        for name in [*roots, *_CACHED]:
+            data = (work / name).read_bytes()
+            path = cache / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            if not path.is_file() or path.read_bytes() != data:
+                write(path, data)
+
+
+def _make_room(cache: Path) -> None:
     if cache.is_symlink() or (cache.exists() and not cache.is_dir()):
         cache.unlink()
     for folder in (cache, cache / "root_history"):
         if folder.exists() and not folder.is_dir():
             folder.unlink()
         folder.mkdir(exist_ok=True, mode=0o755)
-    roots = [f"root_history/{path.name}" for path in (work / "root_history").iterdir()]
-    for name in [*roots, *_CACHED]:
-        data = (work / name).read_bytes()
-        path = cache / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        if not path.is_file() or path.read_bytes() != data:
-            write(path, data)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions
 from agent.ports.protocols import Kind, MergedSet
@@ -80,7 +81,8 @@ class ReloadOverlay:
             )
         target = active / kind
         # Older runtimes may lack the folder of a kind they did not use.
-        target.mkdir(exist_ok=True)
+        with disk_errors(target):
+            target.mkdir(exist_ok=True)
         self._units.bind_read_only(str(runtime / kind), mount_unit(target), left(deadline))
 
     def _reload(self, kind: Kind, timeout_s: float) -> None:

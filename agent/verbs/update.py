@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ _MOST_METADATA_BYTES = 32 << 20
 # out of a runtime for good by spoiling one transfer of it.
 _TRANSIENT = ON_THE_WAY | {
     ErrorCode.NO_SPACE,
+    ErrorCode.DISK_FAILED,
     ErrorCode.CHANGE_CANCELLED,
     ErrorCode.POWER_LOST,
     ErrorCode.AGENT_UNREACHABLE,
@@ -106,6 +106,7 @@ def look(url: str, state: Path) -> tuple[str, str]:
     from agent.ports.fetch import HttpFetcher
     from agent.ports.files import FileRuntimes, FileStore
     from agent.trust import Trust, open_source
+    from agent.trust_state import scratch
 
     runtimes = FileRuntimes(state)
     board = json.loads((state / "board.json").read_bytes()) if (state / "board.json").exists() else {}
@@ -114,9 +115,9 @@ def look(url: str, state: Path) -> tuple[str, str]:
         found = runtimes.active()
         return parse_manifest((runtimes.folder(found) / "manifest.json").read_bytes()) if found else None
 
-    with tempfile.TemporaryDirectory(prefix="avocado-update-") as scratch:
+    with scratch("avocado-update-") as folder:
         # The agent alone writes what it trusts; this only reads, and forgets.
-        copy = Path(scratch) / "metadata"
+        copy = folder / "metadata"
         _copy_trust(state / "metadata", copy)
         trust = Trust(copy, str(board.get("target", "")), str(board.get("arch", "")), active, SystemClock().now, _write)
         source = open_source(HttpFetcher(url), trust, FileStore(state))

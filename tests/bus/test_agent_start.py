@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from agent.config import Config
-from agent.contract.errors import ErrorCode
+from agent.contract.errors import EXIT_STATUS, ErrorCode
 from agent.daemon import load_or_default
 from tests.bus.agent_rig import CHANGE, PATH, TREE, Rig, address, record, rig, serving
 from tests.bus.private_bus import environment
@@ -90,3 +90,21 @@ def test_a_new_agent_says_whether_it_could_start_beside_the_one_that_serves(rig:
         assert "cannot reach the system bus" in said
 
     serving(rig, use)
+
+
+def test_a_run_folder_that_cannot_be_made_ends_the_agent_with_one_line_that_names_it(rig: Rig) -> None:
+    rig.run_dir.rmdir()
+    rig.run_dir.write_text("in the way")
+
+    async def scenario() -> int:
+        await rig.systemd.appear(rig.address)
+        try:
+            rig.start()
+            return await asyncio.to_thread(rig.process.wait, 20)
+        finally:
+            rig.systemd.leave()
+
+    assert asyncio.run(scenario()) == EXIT_STATUS[ErrorCode.DISK_FAILED]
+    said = (rig.folder / "log").read_text()
+    assert f"cannot write {rig.run_dir}: File exists (try: Check the disk: journalctl -k -b -p warning)" in said
+    assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""A disk that is really full: the fetch fails by name, leaves nothing half done, and works once there is room."""
+"""A disk that is really full, or read-only: what fails is named, nothing is left half done, and room mends it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.change.stories import R1
 from tests.hostile.board import Stage
+from tests.hostile.refusing_disk import IMAGE
 from tests.hostile.server import Server
 from tests.hostile.test_killed import ROOT, SIZE, prepare
 
 SIZE_KIB = SIZE >> 10
+PRIVATE = ["unshare", "--mount", "--propagation", "private"]
+
+
+@pytest.fixture(autouse=True)
+def _own_disk() -> None:
+    if os.geteuid() != 0 or subprocess.run([*PRIVATE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a disk of its own needs root and a mount namespace")
 
 
 @pytest.mark.parametrize(
@@ -25,12 +35,9 @@ SIZE_KIB = SIZE >> 10
     ],
 )
 def test_a_full_disk_ends_the_fetch_cleanly(stage: Stage, server: Server, base: bool, room_kib: int) -> None:
-    private = ["unshare", "--mount", "--propagation", "private"]
-    if os.geteuid() != 0 or subprocess.run([*private, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("a disk of its own needs root and a mount namespace")
     prepare(stage, base=base)
     ran = subprocess.run(
-        [*private, sys.executable, "-m", "tests.hostile.full_disk", str(stage.state), server.url, str(room_kib)],
+        [*PRIVATE, sys.executable, "-m", "tests.hostile.full_disk", str(stage.state), server.url, str(room_kib)],
         capture_output=True,
         text=True,
         timeout=50,
@@ -46,3 +53,45 @@ def test_a_full_disk_ends_the_fetch_cleanly(stage: Stage, server: Server, base: 
     assert error["message"].endswith(".part: No space left on device")
     assert error["remedy"] == f"Free {SIZE} bytes on the file system of {part}."
     assert (found["left"], found["base_stands"], found["images"]) == ([], True, 2 if base else 1)
+
+
+WRITES = {
+    "a file": "changes/1.json",
+    "the accepted documents": "cache",
+    "a copy of them": "images",
+    "a scratch folder": "avocado-test-",
+    "a trial by reload": f"runtimes/{R1.id}/confext",
+    "the boot's marker": "boot-half.json",
+}
+REMOVES = {"a begun transfer": f"images/{IMAGE}.part", "an image": f"images/{IMAGE}.raw"}
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "why"),
+    [("full", "no-space", "No space left on device"), ("read-only", "disk-failed", "Read-only file system")],
+)
+def test_whatever_the_agent_writes_or_removes_a_disk_that_refuses_it_is_named(
+    tmp_path: Path, how: str, code: str, why: str
+) -> None:
+    ran = subprocess.run(
+        [*PRIVATE, sys.executable, "-m", "tests.hostile.refusing_disk", str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=ROOT,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    expected = WRITES if how == "full" else WRITES | REMOVES  # the status is not among them: it is only logged
+    assert {name: (error["code"], error["message"]) for name, error in found.items()} == {
+        name: (code, f"cannot write {tmp_path / path}: {why}") for name, path in expected.items()
+    }
+    remedies = {name: error["remedy"] for name, error in found.items()}
+    assert remedies == {
+        name: f"Free space on the file system of {(tmp_path / path).parent}."
+        if how == "full"
+        else "Check the disk: journalctl -k -b -p warning"
+        for name, path in expected.items()
+    }
+    assert f"cannot publish the status: cannot write {tmp_path}/status.json: {why}" in ran.stderr

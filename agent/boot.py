@@ -160,7 +160,7 @@ def damaged(store: Store, extensions: Iterable[Extension]) -> list[Problem]:
         Problem(
             "image-damaged",
             f"extension {extension.name} {extension.version}: its image no longer has the bytes that were signed",
-            "Deploy this runtime again from the host; if it happens again, replace the disk.",
+            "Deploy this runtime again from the host, then reboot; if it happens again, replace the disk.",
         )
         for extension in extensions
         if not store.verify_image(extension)

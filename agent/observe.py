@@ -127,6 +127,10 @@ class Disk:
         paths = ((image_id, self.store.image(image_id)) for image_id in self.store.image_ids())
         return {image_id: path.stat().st_size for image_id, path in paths if path is not None}
 
+    def good_images(self, extensions: Iterable[Extension]) -> dict[str, int]:
+        """Of these, the images that still have the bytes that were signed, and their sizes. Reads them all."""
+        return {e.image_id: e.size_bytes for e in extensions if self.store.verify_image(e)}
+
     def releases(self, extensions: Iterable[Extension]) -> tuple[Releases, list[OperationError]]:
         """The extension-release keys of images that are on the board, and which images could not be read."""
         with self._lock:  # the plan and the status ask from different threads

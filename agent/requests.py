@@ -83,6 +83,9 @@ class Planner:
         """The change. Raises OperationError when the request is refused."""
         observed = self._observer.observe(self._journal)
         wanted = self._wanted(ask, observed)
+        if ask.kind is ChangeKind.DEPLOY and wanted.manifest is not None and wanted.manifest.id == observed.active:
+            # The runtime that is there already: asked for again where an image of it is lost, which its name hides.
+            observed = replace(observed, images=self._observer.disk.good_images(wanted.manifest.extensions))
         shown = shown_runtime(observed)
         _keep_the_agent(ask, shown, wanted.manifest)
         gone = leaving(observed, wanted)

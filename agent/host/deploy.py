@@ -37,6 +37,7 @@ Status = dict[str, Any]
 # A change that lost its host while it fetched gives up by itself well within this.
 _ASK_AGAIN_S = 90.0
 _ASK_EVERY_S = 2.0
+_LOST = ("image-damaged", "image-missing")
 _AWAITS = "await_confirmation"  # the board's step that waits for a new connection
 
 
@@ -97,7 +98,7 @@ async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]
         "error": None,
         "change": None,
     }
-    if document["from_runtime"] == built.manifest.id:
+    if document["from_runtime"] == built.manifest.id and not _lost(status):
         return {**document, "moves": [], "moved_bytes": 0, "image_bytes": 0, "seconds": _since(started)}
     # A folder of its own: what `publish` made is for many boards, and stays as it is.
     folder = project.build_folder / "deploy" / project.target.board
@@ -129,7 +130,8 @@ def _publish(
     project: Project, built: BuiltRuntime, status: Status, keys: Keys, folder: Path, report: Report
 ) -> list[Move]:
     on_board = [entry for entry in status.get("extensions") or [] if entry.get("imageId")]
-    held = {entry["imageId"] for entry in on_board}
+    # What is lost is not told image by image; the board fetches no more than what does not hash right.
+    held = set() if _lost(status) else {entry["imageId"] for entry in on_board}
     needed = [extension for extension in built.manifest.extensions if extension.image_id not in held]
     bases = {extension.image_id: _bases(project, extension, on_board) for extension in needed}
     published = publish(
@@ -145,6 +147,11 @@ def _publish(
     )
     report.clear()
     return [_move(extension, on_board, held, bases, published) for extension in built.manifest.extensions]
+
+
+def _lost(status: Status) -> bool:
+    """Whether images of the board's own runtime are gone or damaged: its remedy is this deploy, of the same too."""
+    return any(problem.get("code") in _LOST for problem in status.get("problems") or [])
 
 
 def _bases(project: Project, extension: Extension, on_board: list[dict[str, Any]]) -> list[Path]:
@@ -291,7 +298,7 @@ def closing_line(document: dict[str, Any]) -> str:
         for move in document["moves"]
         if move["changed"]
     ]
-    parts = [f"{host}: {', '.join(changed) or 'order of extensions'}"]
+    parts = [f"{host}: {', '.join(changed) or 'the same extensions'}"]
     if document["image_bytes"]:
         parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
     else:

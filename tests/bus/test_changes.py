@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from agent.change.step import Shutdown
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension
 from agent.extensions import MergedSet
-from agent.plan import Bystanders, ChangeKind, Observed, StepSpec
+from agent.plan import Bystanders, ChangeKind, Observed, StepSpec, Wanted
 from agent.ports.clock import SystemClock
 from agent.ports.files import write_durably
 from agent.ports.protocols import Kind
@@ -210,6 +211,31 @@ def planner(observed: Observed) -> Planner:
             return Bystanders(("viewer.service",) if any(e.name == "pose-app" for e in leaving) else ())
 
     return Planner(Stub(), None, OpenSources(lambda source: None), Stub())  # type: ignore[arg-type]
+
+
+def test_the_active_runtime_deployed_again_brings_the_image_that_is_lost_behind_its_name() -> None:
+    observed = board()
+    manifest = observed.runtimes[observed.active or ""]
+    good = {e.image_id: e.size_bytes for e in manifest.extensions if e.name != "pose-model"}
+
+    class Again(Planner):
+        def _wanted(self, ask: Ask, observed: Observed) -> Wanted:
+            return Wanted(ask.kind, manifest, ask.source)
+
+    class Board:
+        disk = SimpleNamespace(good_images=lambda extensions: good)
+
+        def observe(self, journal: object) -> Observed:
+            return observed
+
+        def find(self, leaving: object, owned: object) -> Bystanders:
+            return Bystanders()
+
+    asked = Again(Board(), None, OpenSources(lambda source: None), Board())  # type: ignore[arg-type]
+    steps = [step.kind for step in asked.plan(Ask(ChangeKind.DEPLOY, "root", source="unix:/x")).steps]
+    assert steps[:2] == ["fetch_images", "stage_runtime"]
+    good |= {e.image_id: e.size_bytes for e in manifest.extensions}
+    assert asked.plan(Ask(ChangeKind.DEPLOY, "root", source="unix:/x")).steps == []
 
 
 def board() -> Observed:

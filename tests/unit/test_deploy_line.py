@@ -40,7 +40,7 @@ APPLIED: dict[str, Any] = {
     ],
 )
 def test_one_line_says_what_happened(document: dict[str, Any], line: str | None) -> None:
-    assert closing_line(document) == (line or "root@board: order of extensions; nothing to move")
+    assert closing_line(document) == (line or "root@board: the same extensions; nothing to move")
 
 
 def test_the_plan_names_what_moves_and_what_does_not() -> None:

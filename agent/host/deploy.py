@@ -31,6 +31,7 @@ from agent.host.repository import Published, publish
 from agent.host.serve import serving
 from agent.host.ssh import Board, ask, open_session
 from agent.verbs.client import error_of_record, planned
+from agent.verbs.show import tell_it_goes_on
 
 Status = dict[str, Any]
 
@@ -217,6 +218,11 @@ async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = F
                     if event.get("step") == _AWAITS and coming_back is None:
                         coming_back = asyncio.create_task(_come_back(board, number, report))
                     _show_event(event, report)
+    except asyncio.CancelledError:  # Ctrl-C
+        report.clear()
+        if number:
+            tell_it_goes_on(number, board.host)
+        raise
     except OperationError as error:
         if error.code is not ErrorCode.SSH_FAILED or not number:
             raise

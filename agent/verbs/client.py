@@ -19,7 +19,7 @@ from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import DBUS_PREFIX, ErrorCode, OperationError
-from agent.verbs.show import print_json, size
+from agent.verbs.show import print_json, size, tell_it_goes_on
 
 NAME = "org.avocado.Agent1"
 PATH = "/org/avocado/Agent1"
@@ -224,7 +224,11 @@ async def _run_change(member: str, signature: str, body: list[Any]) -> Record:
         await client.subscribe()
         # The agent answers once the plan stands, and a plan may have to fetch signed metadata first.
         change = (await client.call(member, signature, body, timeout_s=600.0))[0]
-        return await client.follow(change, step_teller())
+        try:
+            return await client.follow(change, step_teller())
+        except asyncio.CancelledError:  # Ctrl-C
+            tell_it_goes_on(int(change.rpartition("/")[2]))
+            raise
     finally:
         client.close()
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.process import Finished, pass_through, run
+from agent.verbs.show import tell_it_goes_on
 
 SSH_FAILED_STATUS = 255
 NOT_FOUND_STATUS = 127
@@ -47,7 +48,12 @@ def run_there(host: str, words: Sequence[str], *, comes_back: bool = False) -> i
     """
     returning = _Return(host) if comes_back else None
     argv = ssh_argv(host, ["avocadoctl", *words], ALIVE if comes_back else ())
-    status = pass_through(argv, returning.hear if returning else None)
+    try:
+        status = pass_through(argv, returning.hear if returning else None)
+    except KeyboardInterrupt:
+        if returning and returning.number:
+            tell_it_goes_on(returning.number, host)
+        raise
     lost = status == SSH_FAILED_STATUS or status < 0  # below 0: a signal ended ssh
     number = returning.ended(lost=lost) if returning else 0
     if lost and number:
@@ -79,22 +85,22 @@ class _Return:
     def __init__(self, host: str) -> None:
         self._host = host
         self._over = threading.Event()
-        self._number = 0
+        self.number = 0  # of the change that was heard of
         self._heard_s = 0.0
         self._thread: threading.Thread | None = None
 
     def hear(self, line: bytes) -> None:
         """What the board's avocadoctl says while the change runs."""
         if found := _STEP.fullmatch(line):
-            self._number = int(found[1])
+            self.number = int(found[1])
             if found[2] == _AWAITS:
                 self._come_back()
 
     def ended(self, *, lost: bool) -> int:
         """The number of the change that was heard of, or 0. One whose connection was lost runs on, and may wait."""
-        if lost and self._number:
+        if lost and self.number:
             print(
-                f"the connection to {self._host} was lost; change {self._number} still runs: trying to come back",
+                f"the connection to {self._host} was lost; change {self.number} still runs: trying to come back",
                 file=sys.stderr,
             )
             self._heard_s = time.monotonic()
@@ -102,7 +108,7 @@ class _Return:
             while returning.is_alive() and time.monotonic() - self._heard_s < _LOST_FOR_S:
                 returning.join(_CONFIRM_EVERY_S)
         self._over.set()
-        return self._number
+        return self.number
 
     def _come_back(self) -> threading.Thread:
         if self._thread is None:
@@ -111,7 +117,7 @@ class _Return:
         return self._thread
 
     def _confirm(self) -> None:
-        number = str(self._number)
+        number = str(self.number)
         while not self._over.is_set():
             try:
                 status = self._ask("confirm", number).status

@@ -14,6 +14,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def tell_it_goes_on(number: int, host: str = "") -> None:
+    """Somebody stops watching a change, by Ctrl-C: it is the board's, and ends by its own rules."""
+    there = f" -H {host}" if host else ""
+    print(
+        f"avocadoctl: change {number} goes on{f' on {host}' if host else ''} without you\n"
+        f"  try: to end it: avocadoctl{there} cancel {number}; how it ended: avocadoctl{there} history show {number}",
+        file=sys.stderr,
+    )
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the last one is not padded."""
     cells = [list(header), *[list(row) for row in rows]]

@@ -174,6 +174,22 @@ def test_a_connection_lost_before_the_board_waits_still_brings_the_host_back(
     )
 
 
+def test_whoever_presses_ctrl_c_is_told_that_the_change_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: list[str], hear: Callable[[bytes], None]) -> int:
+        hear(b"#7 switch_overlay\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote, "pass_through", interrupted)
+    assert cli.main(["-H", "root@board", "rollback"]) == 130
+    assert capsys.readouterr().err == (
+        "avocadoctl: change 7 goes on on root@board without you\n"
+        "  try: to end it: avocadoctl -H root@board cancel 7;"
+        " how it ended: avocadoctl -H root@board history show 7\n"
+    )
+
+
 def test_nobody_comes_back_to_a_change_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [(4, b""), (0, b'{"outcome": "reverted"}')]
 

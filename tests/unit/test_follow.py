@@ -79,3 +79,30 @@ def test_the_status_is_written_anew_before_anybody_reads_it() -> None:
     client = Answers(RUNNING, REVERTED)
     assert asyncio.run(client.follow(CHANGE, lambda record: None)) == REVERTED
     assert client.asked == ["Describe"]
+
+
+def test_whoever_stops_watching_on_the_board_is_told_that_the_change_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Answers):
+        @classmethod
+        async def connect(cls) -> AgentClient:
+            return cls({**RUNNING, "steps": []})
+
+        async def subscribe(self) -> None: ...
+
+        async def call(self, member: str, *args: Any, **where: Any) -> list[Any]:
+            return [CHANGE]
+
+        async def news(self) -> None:
+            raise asyncio.CancelledError  # as asyncio.run hands a Ctrl-C to what it runs
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "AgentClient", Interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        module.run_change("Rollback", "", [], as_json=False)
+    assert capsys.readouterr().err == (
+        "avocadoctl: change 7 goes on without you\n"
+        "  try: to end it: avocadoctl cancel 7; how it ended: avocadoctl history show 7\n"
+    )

@@ -255,6 +255,13 @@ class SystemdUnits:
         if result == "frozen":  # `systemctl freeze`: systemd moves nothing that cannot run
             await self._thaw(name)
             result = await self._result_of_job(name, member, signature, body, timeout_s)
+        if result == "canceled":
+            raise OperationError(
+                ErrorCode.UNIT_FAILED,
+                f"cannot bring unit {name} to its state: somebody else started or stopped it meanwhile",
+                f"Ask again, and leave {name} alone until the change has ended.",
+                {"unit": name},
+            )
         if result != "done":
             raise _unit_failed(name, f"its job ended with {result!r}")
 

@@ -86,3 +86,17 @@ def test_a_reload_without_room_says_where_room_is_missing(
         assert (caught.value.code, caught.value.remedy) == (ErrorCode.NO_SPACE, remedy)
 
     against(address, systemd, use)
+
+
+def test_a_job_that_somebody_elses_takes_the_place_of_says_so(address: str, systemd: FakeSystemd) -> None:
+    systemd.fail_when = lambda member, name: "canceled" if member == "StartUnit" else None
+
+    def use(units: SystemdUnits) -> None:
+        with pytest.raises(OperationError) as caught:
+            units.start("pose.service", 5)
+        assert caught.value.message == (
+            "cannot bring unit pose.service to its state: somebody else started or stopped it meanwhile"
+        )
+        assert caught.value.remedy == "Ask again, and leave pose.service alone until the change has ended."
+
+    against(address, systemd, use)

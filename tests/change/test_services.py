@@ -15,6 +15,7 @@ from agent.plan import Bystanders, ChangeKind, Wanted, plan_change
 from tests.change.sets import releases, runtime
 from tests.change.stories import R0, R1, R2, R3, board, deploy, watched
 from tests.change.wired import change_on, engine_on, observe, run
+from tests.change.world import Call, World
 
 
 def test_a_deploy_touches_the_services_in_this_order() -> None:
@@ -174,3 +175,17 @@ def test_a_clean_up_that_fails_while_going_back_keeps_no_service_stopped() -> No
         all_of([partial(work, name) for name in ("first", "second", "third")])
     assert ran == ["first", "second", "third"]
     assert caught.value.message == "cannot run first"
+
+
+def test_what_somebody_masks_during_the_trial_keeps_no_change_from_going_back() -> None:
+    def mask(call: Call, world: World) -> OperationError | None:
+        if call == ("show", R2.id):
+            world.masked.add("pose.service")
+        return OperationError(ErrorCode.SWITCH_FAILED, "cannot switch") if call == ("show", R2.id) else None
+
+    world = board(R1)
+    world.fail_when = mask
+    record = run(world, deploy(R2)())
+    assert (record.outcome, world.active, world.shown["sysext"]) == (Outcome.REVERTED, R1.id, R1.id)
+    stop = next(step for step in record.steps if step.kind == "stop_services")
+    assert stop.warning == "while going back: pose.service was masked meanwhile, and stays stopped"

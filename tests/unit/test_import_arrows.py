@@ -31,14 +31,15 @@ RANKS: list[tuple[str, int]] = [
     ("agent.tuf_client", 5),
     ("agent.trust", 6),
     ("agent.change.", 4),
-    ("agent.observe", 5),
+    ("agent.problems", 5),
+    ("agent.observe", 6),
     ("agent.bystanders", 5),
     ("agent.itself", 4),
-    ("agent.boot", 6),
-    ("agent.requests", 6),
+    ("agent.boot", 7),
+    ("agent.requests", 7),
     ("agent.publish", 6),
     ("agent.callers", 6),
-    ("agent.bus", 7),
+    ("agent.bus", 8),
 ]
 ADAPTERS = "agent.ports."
 # Composition roots, and adapters among themselves.

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.health import UnitState
-from agent.observe import inference_problems, service_problems
+from agent.problems import inference_problems, service_problems
 
 
 def test_a_serving_npu_is_no_problem() -> None:
@@ -41,7 +41,7 @@ def test_a_missing_camera_is_a_problem_and_names_it() -> None:
 @pytest.mark.parametrize(
     ("load", "partial", "said"),
     [
-        ("loaded", True, ["pose.service is inactive (success)"]),
+        ("loaded", True, ["pose.service is stopped"]),
         ("masked", False, ["pose.service is masked"]),
         ("not-found", False, ["pose.service is not installed"]),
         ("not-found", True, []),

@@ -8,7 +8,7 @@ import pytest
 
 from agent.change.record import ChangeRecord, Outcome, Reason
 from agent.contract.errors import ErrorCode
-from agent.observe import change_problems
+from agent.problems import change_problems
 
 REASON = Reason(ErrorCode.CHANGE_STUCK, "cannot reload systemd: no room", "Free space on /run.")
 RECORD = ChangeRecord(12, "deploy", "boot", "root", None, None, (), "2026-12-01T10:00:00Z", reason=REASON)

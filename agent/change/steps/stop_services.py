@@ -88,8 +88,14 @@ class StopServices:
             works.append(partial(self.units.reload_manager, RELOAD_TIMEOUT_S))
         works += [partial(self.units.run, [MODPROBE, "--", name], COMMAND_TIMEOUT_S) for name in memo["modules"]]
         works += [partial(self.units.run, argv, COMMAND_TIMEOUT_S) for argv in memo["on_merge"]]
-        starts = {name: partial(self.units.start, name, START_TIMEOUT_S) for name in memo["running"]}
+        starts = {name: partial(self._start_again, name, report) for name in memo["running"]}
         all_of([*works, *sparing(inputs, starts, report)])
+
+    def _start_again(self, name: str, report: Report) -> None:
+        if self.units.states([name])[name].load == "masked":  # since it was stopped here: nobody could start it
+            report.warn(f"{name} was masked meanwhile, and stays stopped")
+            return
+        self.units.start(name, START_TIMEOUT_S)
 
 
 def sparing(inputs: Inputs, works: Mapping[str, Callable[[], None]], report: Report) -> list[Callable[[], None]]:

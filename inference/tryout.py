@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from inference.accelerator import load_accelerator
+from inference.config import DEFAULT_PATH, read_config
 from inference.errors import InferenceError
 from inference.link import SupervisorLink, SupervisorSettings
+from inference.model import load_model
 from inference.policy import Backend, Phase
 
-BOARD_PROFILE = Path("/usr/share/avocado/accelerator.toml")
 _ROUNDS = 20
 
 DESCRIPTION = """\
-Load one model folder in a worker of its own, on the board's accelerator or the CPU, and run its golden frame 21 times:
-how near the pose came, how long the first and the later inferences took, or what went wrong and what to do about it.
-The NPU must be free, or grant another context; otherwise the reason is `busy`.
+Load one model folder, by default the one that pose.toml names, in a worker of its own, on the board's accelerator or
+the CPU, and run its golden frame 21 times: how near the pose came, how long the first and the later inferences took, or
+what went wrong and what to do about it. The NPU must be free, or grant another context; otherwise the reason is `busy`.
 
+  avocado-infer try
   avocado-infer try --model /usr/share/avocado/model
   avocado-infer try --model DIR --profile myboard.toml -o json
 
@@ -43,20 +45,28 @@ def register(subparsers: Any) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="the model folder")
-    parser.add_argument("--profile", default=None, help=f"accelerator profile or its file (default: {BOARD_PROFILE})")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="the model folder (default: pose.toml's)")
+    parser.add_argument("--profile", help="accelerator profile or its file (default: pose.toml's; cpu without one)")
+    parser.add_argument("--config", type=Path, help=f"pose.toml (default: {DEFAULT_PATH})")
     parser.add_argument("--backend", choices=["npu", "cpu"], default=None, help="default: the NPU where there is one")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the golden frame passed; 1 when it did not, or could not be run."""
-    profile = arguments.profile or (str(BOARD_PROFILE) if BOARD_PROFILE.exists() else "cpu")
+    config = read_config(arguments.config)
+    profile, model = arguments.profile, arguments.model or Path(config.model.folder)
+    if profile is None:
+        profile = config.accelerator.profile if Path(config.accelerator.profile).exists() else "cpu"
     accelerator = load_accelerator(profile)
     backend = Backend(arguments.backend) if arguments.backend else Backend(accelerator.kind)
-    with tempfile.TemporaryDirectory(prefix="avocado-try-") as run_dir:
-        settings = SupervisorSettings(arguments.model, profile, Path(run_dir), only=backend)
-        result = {"accelerator": accelerator.name, **asyncio.run(_try(settings, backend))}
+    result = {"accelerator": accelerator.name, "required_backend": _required(model)}
+    if (model / "model.json").exists():
+        with tempfile.TemporaryDirectory(prefix="avocado-try-") as run_dir:
+            settings = SupervisorSettings(model, profile, Path(run_dir), only=backend)
+            result |= asyncio.run(_try(settings, backend))
+    else:
+        result |= _nothing(model, backend)
     if arguments.output == "json":
         json.dump(result, sys.stdout)
         print()
@@ -64,6 +74,24 @@ def run(arguments: argparse.Namespace) -> int:
         shown = {key: value for key, value in result.items() if value not in (None, "")}
         print("\n".join(f"{key:18} {value}" for key, value in shown.items()))
     return 0 if result["passed"] else 1
+
+
+def _required(model: Path) -> str:
+    """What the model must run on; empty where that cannot be read, which the worker says better."""
+    try:
+        return load_model(model).requirements.backend
+    except InferenceError:
+        return ""
+
+
+def _nothing(model: Path, backend: Backend) -> dict[str, Any]:
+    unmeasured = dict.fromkeys(("first_invoke_ms", "latency_p50_ms", "latency_p95_ms"))
+    named = dict.fromkeys(("model", "version", "runtime"), "")
+    said = {
+        "message": f"cannot try a model: {model} has no model.json",
+        "remedy": "name a prepared folder: --model DIR",
+    }
+    return {"passed": False, "backend": backend, "reason": "no-model", "oks": 0.0, **unmeasured, **named, **said}
 
 
 async def _try(settings: SupervisorSettings, backend: Backend) -> dict[str, Any]:

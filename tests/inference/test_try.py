@@ -14,7 +14,17 @@ from tests.inference.rig import LIBRARY, MODEL, Rig, no_process_left
 from tests.models import placeholder_model
 
 KEYS = [
-    *("accelerator", "passed", "backend", "reason", "oks", "first_invoke_ms", "latency_p50_ms", "latency_p95_ms"),
+    *(
+        "accelerator",
+        "required_backend",
+        "passed",
+        "backend",
+        "reason",
+        "oks",
+        "first_invoke_ms",
+        "latency_p50_ms",
+        "latency_p95_ms",
+    ),
     *("model", "version", "runtime", "message", "remedy"),
 ]
 
@@ -75,6 +85,36 @@ def test_a_failure_is_told_and_not_retried(
     status, result = tried(rig, capsys)
     assert (status, result["passed"], result["reason"]) == (1, False, reason)
     assert message in result["message"]
+
+
+def test_without_a_word_it_is_the_model_and_the_profile_that_pose_toml_names(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = rig.folder / "pose.toml"
+    config.write_text(f'[model]\nfolder = "{MODEL}"\n[accelerator]\nprofile = "{profile(rig)}"\n')
+    status = main(["try", "--config", str(config), "-o", "json"])
+    result = json.loads(capsys.readouterr().out)
+    asyncio.run(no_process_left())
+    assert (status, result["accelerator"], result["backend"]) == (0, "virtual", "npu")
+    assert (result["model"], result["required_backend"]) == ("movenet-lightning", "npu")
+
+
+def test_a_folder_without_a_model_is_told_from_a_bad_one(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = tried(rig, capsys, model=rig.folder / "none")
+    assert (status, result["passed"], result["reason"]) == (1, False, "no-model")
+    assert result["message"] == f"cannot try a model: {rig.folder}/none has no model.json"
+    assert (result["remedy"], result["required_backend"]) == ("name a prepared folder: --model DIR", "")
+
+
+def test_a_pose_toml_that_does_not_read_is_an_error_and_no_result(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = rig.folder / "pose.toml"
+    config.write_text("[modle]\n")
+    assert main(["try", "--config", str(config), "-o", "json"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        f"avocado-infer: cannot read {config}: unknown key modle\n  try: did you mean model?\n",
+    )
 
 
 def test_a_file_that_is_no_model_is_named(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,7 +196,7 @@ class Manager(ServiceInterface):
         with _as_bus_errors():
             who = await self._gate.changer()
             values = {name: variant.value for name, variant in options.items()}
-            unknown = sorted(set(values) - {"dry_run", "requested_by", "await_host"})
+            unknown = sorted(set(values) - {"dry_run", "requested_by", "await_host", "warm_up"})
             if unknown:
                 raise OperationError(ErrorCode.USAGE, f"cannot use option {unknown[0]}: this agent does not know it")
             asked_by = printable(str(values.get("requested_by", ""))[:64])
@@ -208,6 +208,7 @@ class Manager(ServiceInterface):
                 extension=extension,
                 dry_run=values.get("dry_run") is True,
                 await_host=values.get("await_host") is True,
+                warm_up=values.get("warm_up") is True,
             )
             return change_path((await self._changes.begin(ask)).number)
 

@@ -34,6 +34,8 @@ class Config(BaseModel):
     history_limit: Annotated[int, Field(ge=1, le=100_000)] = 500
     # auto: without a gap where the kernel and the overlays allow it, else by systemd's own reload.
     overlay: Literal["auto", "reload"] = "auto"
+    # Every change that brings another model is tried beside the one that serves, before anything is stopped.
+    warm_up: bool = False
 
 
 def load_config(path: Path = CONFIG_PATH) -> Config:

@@ -54,6 +54,7 @@ from agent.ports.npu import ProcNpu
 from agent.ports.overlay import choose_overlay
 from agent.ports.privacy import keep_private
 from agent.ports.protocols import Source, Switching
+from agent.ports.rehearsal import UnitRehearsal
 from agent.ports.strays import Strays
 from agent.ports.systemd import SystemdUnits
 from agent.publish import StatusKeeper
@@ -179,6 +180,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         runtimes=runtimes,
         images=images,
         indexer=indexer,
+        rehearsal=UnitRehearsal(units, overlay, switching, config.run_dir / "warm-up.json"),
         source_for=sources.open,
         clock=clock,
         confirmation=confirmation,
@@ -213,7 +215,7 @@ class Daemon:
         self._left = Left()
         self._restarts = Restarts()
         self._trust = Watch(config.state_dir / "metadata")
-        planner = Planner(parts.observer, parts.journal, parts.sources, parts.bystanders)
+        planner = Planner(parts.observer, parts.journal, parts.sources, parts.bystanders, warm_up=config.warm_up)
         self.changes = Changes(
             parts.engine, planner, signals.cancelled, parts.sources.close, self._news, parts.confirmation
         )

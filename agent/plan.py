@@ -103,6 +103,7 @@ class Wanted:
 
     `source` is the deploy source string; `transfers` maps an image id to the bytes its cheapest transfer moves.
     `await_host`: whoever asked did so from afar, and will come back over a new connection; a deploy always is so.
+    `warm_up`: another model is tried beside the one that serves, before anything is stopped.
     """
 
     kind: ChangeKind
@@ -110,6 +111,7 @@ class Wanted:
     source: str | None = None
     transfers: Mapping[str, int] = field(default_factory=dict)
     await_host: bool = False
+    warm_up: bool = False
 
 
 AGENT_EXTENSION = "avocado-agent"
@@ -136,6 +138,7 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     steps: list[StepSpec] = []
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
+        steps += _warmed_up(observed, wanted, shown, manifest)
     steps += _switch(observed, shown, manifest, wanted.kind)
     steps += _confirmed(observed, wanted, shown, manifest)
     if manifest.id != observed.active:
@@ -196,6 +199,22 @@ def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepS
         "arch": observed.arch,
     }
     return [*steps, StepSpec("fetch_images", fetch), StepSpec("stage_runtime", stage)]
+
+
+def _warmed_up(observed: Observed, wanted: Wanted, shown: Manifest | None, manifest: Manifest) -> list[StepSpec]:
+    """The new set's model is tried while the old one serves. Where none does, there is nobody to spare the wait."""
+    old, new = _difference(shown, manifest, wanted.kind)
+    owned = _owned_by(observed, old)
+    # What a new image owns may be known only once it has come; one of an extension that is there owns what that owned.
+    known = {e.name for e in old if e.image_id in observed.releases}
+    unread = any(e.image_id not in observed.releases and e.name not in known for e in new)
+    concerned = INFERENCE_UNIT in (*owned, *_owned_by(observed, new)) or unread
+    if not wanted.warm_up or observed.inference is None or not concerned:
+        return []
+    npu = _npu(observed)
+    inputs = {"to": manifest.id, "units": owned, "images": [_plain(e) for e in new]}
+    shared = {"nodes": npu["nodes"], "contexts": npu["contexts"], "backend": observed.inference.backend}
+    return [StepSpec("warm_up", inputs | shared)]
 
 
 def _must_prune_first(observed: Observed, wanted: Wanted, manifest: Manifest) -> bool:

@@ -27,7 +27,8 @@ from dbus_fast import Variant
 from agent.contract.bridge import MARKER, event_line
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.status import RUN_DIR, progress_of
-from agent.verbs.client import AgentClient, Record
+from agent.verbs.client import AgentClient, Record, options_for
+from agent.verbs.options import add_warm_up
 
 _CHUNK_BYTES = 1 << 18
 _PLAN_TIMEOUT_S = 600.0
@@ -42,6 +43,7 @@ def register(subparsers: Any) -> None:
         description="Carries a signed repository from the host to the agent over standard input and output.",
     )
     parser.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
+    add_warm_up(parser)
     parser.add_argument("--requested-by", default="deploy", metavar="WHO", help="noted in the change's record")
     parser.add_argument("--run-dir", type=Path, default=RUN_DIR, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -62,7 +64,12 @@ def run(args: argparse.Namespace) -> int:
         _tell(_result(error=error))
         return error.exit_status
     try:
-        return asyncio.run(_receive(bridge, args.requested_by, dry_run=args.dry_run))
+        options = {
+            "dry_run": Variant("b", args.dry_run),
+            "requested_by": Variant("s", args.requested_by),
+            **options_for(warm_up=args.warm_up),
+        }
+        return asyncio.run(_receive(bridge, options))
     finally:
         bridge.close()
 
@@ -160,8 +167,8 @@ class Bridge:
         agent.close()
 
 
-async def _receive(bridge: Bridge, requested_by: str, *, dry_run: bool) -> int:
-    change = asyncio.create_task(_change(bridge, requested_by, dry_run=dry_run))
+async def _receive(bridge: Bridge, options: dict[str, Variant]) -> int:
+    change = asyncio.create_task(_change(bridge, options))
     while not change.done() and not bridge.host_gone.is_set():
         await asyncio.wait({change}, timeout=_EVENT_EVERY_S)
     if not change.done():
@@ -176,11 +183,10 @@ async def _receive(bridge: Bridge, requested_by: str, *, dry_run: bool) -> int:
     return 0
 
 
-async def _change(bridge: Bridge, requested_by: str, *, dry_run: bool) -> Record:
+async def _change(bridge: Bridge, options: dict[str, Variant]) -> Record:
     client = await AgentClient.connect()
     try:
         await client.subscribe()
-        options = {"dry_run": Variant("b", dry_run), "requested_by": Variant("s", requested_by)}
         body = [f"unix:{bridge.path}", options]
         path = (await client.call("Deploy", "sa{sv}", body, timeout_s=_PLAN_TIMEOUT_S))[0]
         return await client.follow(path, _progress_teller())

@@ -39,7 +39,8 @@ class Ask:
     """What somebody asked for.
 
     `runtime` is an id, empty for the previous one; `source` a deploy source; `extension` what to enable or disable;
-    `await_host`: a change of /etc stays only when they come back over a new connection.
+    `await_host`: a change of /etc stays only when they come back over a new connection. `warm_up`: a new model is tried
+    before anything is stopped.
     """
 
     kind: ChangeKind
@@ -49,6 +50,7 @@ class Ask:
     extension: str = ""
     dry_run: bool = False
     await_host: bool = False
+    warm_up: bool = False
 
 
 class OpenSources:
@@ -71,9 +73,12 @@ class OpenSources:
 
 
 class Planner:
-    """Turns an Ask into a change that can be run. Reads only."""
+    """Turns an Ask into a change that can be run. Reads only. `warm_up`: whoever asks need not ask for it."""
 
-    def __init__(self, observer: Observer, journal: Journal, sources: OpenSources, finder: Finder) -> None:
+    def __init__(
+        self, observer: Observer, journal: Journal, sources: OpenSources, finder: Finder, *, warm_up: bool = False
+    ) -> None:
+        self._warm_up = warm_up
         self._observer = observer
         self._finder = finder
         self._journal = journal
@@ -82,7 +87,7 @@ class Planner:
     def plan(self, ask: Ask) -> NewChange:
         """The change. Raises OperationError when the request is refused."""
         observed = self._observer.observe(self._journal)
-        wanted = self._wanted(ask, observed)
+        wanted = replace(self._wanted(ask, observed), warm_up=ask.warm_up or self._warm_up)
         if ask.kind is ChangeKind.DEPLOY and wanted.manifest is not None and wanted.manifest.id == observed.active:
             # The runtime that is there already: asked for again where an image of it is lost, which its name hides.
             observed = replace(observed, images=self._observer.disk.good_images(wanted.manifest.extensions))

@@ -51,6 +51,7 @@ class Request:
     runtime: str | None
     board: str | None  # refuse a board that is not this one
     dry_run: bool
+    warm_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]
     folder = project.build_folder / "deploy" / project.target.board
     moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report)
     _show_plan(board, status, built, moves, report)
-    result = await carry(board, folder, report, dry_run=request.dry_run)
+    result = await carry(board, folder, report, dry_run=request.dry_run, warm_up=request.warm_up)
     return {**document, **_outcome(result, moves), "seconds": _since(started)}
 
 
@@ -199,11 +200,15 @@ def _show_plan(board: Board, status: Status, built: BuiltRuntime, moves: list[Mo
         report.say(move.line())
 
 
-async def carry(board: Board, folder: Path, report: Report, *, dry_run: bool = False) -> dict[str, Any]:
+async def carry(
+    board: Board, folder: Path, report: Report, *, dry_run: bool = False, warm_up: bool = False
+) -> dict[str, Any]:
     """Serve the repository to the board and follow the change; gives the result event."""
     argv = ["avocadoctl", "receive", "--requested-by", _who()]
     if dry_run:
         argv.append("--dry-run")
+    if warm_up:
+        argv.append("--warm-up")
     number = 0
     coming_back: asyncio.Task[None] | None = None
     try:

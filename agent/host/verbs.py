@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.host.key_verbs import DEFAULT_FOLDER, add_keys_options, open_keys
 from agent.host.key_verbs import register as register_keys
+from agent.verbs.options import add_warm_up
 
 if TYPE_CHECKING:
     from agent.host.keys import Keys
@@ -74,6 +75,7 @@ follow the change until it is proven healthy or everything is back as it was.
 
   avocadoctl deploy -H root@board              what avocado.yaml says now
   avocadoctl deploy -H root@board --dry-run    the plan, and nothing else
+  avocadoctl deploy -H root@board --warm-up    the new model is tried beside the old one first, and refused if it is bad
 
 The board fetches through the same ssh connection: no port, no address to guess. Exit status 0 means the new runtime
 serves; docs/operations.md lists the others."""
@@ -125,6 +127,7 @@ def register(subparsers: Any) -> None:
         "deploy", help="change a board's runtime over ssh", description=_DEPLOY, formatter_class=_PLAIN
     )
     deploy.add_argument("--dry-run", action="store_true", help="show the plan and change nothing")
+    add_warm_up(deploy)
     _project_options(deploy, target_help="refuse a board that is not this target")
     add_keys_options(deploy)
     _own_host_option(deploy)
@@ -302,7 +305,9 @@ def run_deploy(arguments: argparse.Namespace) -> int:
     if not getattr(arguments, "host", None):
         raise OperationError(ErrorCode.USAGE, "cannot deploy: no board is named", "Name it: -H root@board")
     folder = find_project(arguments.project)
-    request = Request(arguments.host, folder, arguments.runtime, arguments.target, arguments.dry_run)
+    request = Request(
+        arguments.host, folder, arguments.runtime, arguments.target, arguments.dry_run, warm_up=arguments.warm_up
+    )
     document = asyncio.run(deploy(request, _keys(arguments, folder), _report()))
     error = OperationError.from_dict(document["error"]) if document["error"] else None
     if error is None or getattr(arguments, "output", "table") == "json":

@@ -49,11 +49,16 @@ class GaplessOverlay:
 
     def check(self, runtime: Path, timeout_s: float) -> None:
         """Every image of the runtime could be shown. Its bytes are hashed now, and the next child is started."""
-        sets = {kind.value: self._images(linked_images(runtime / kind)) for kind in Kind}
-        answer = self._ask({"do": "check", "sets": sets, **self._board}, timeout_s + self._reading_s(sets))
+        request = self.request_for(runtime)
+        answer = self._ask({"do": "check", **request}, timeout_s + self._reading_s(request["sets"]))
         self._marks |= answer["marks"]
         if self._ready is None or not self._ready.is_waiting:
             self._ready = Started(self._command)
+
+    def request_for(self, runtime: Path) -> dict[str, Any]:
+        """What a child has to know to show or check the runtime folder's set, whatever is shown now."""
+        sets = {kind.value: self._images(linked_images(runtime / kind)) for kind in Kind}
+        return {"sets": sets, **self._board}
 
     def show(self, runtime: Path | None, timeout_s: float) -> None:
         """The running overlay is exactly this runtime folder's set (None: nothing merged); a reboot forgets it."""

@@ -152,6 +152,25 @@ def switch(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def show_here(request: dict[str, Any]) -> None:
+    """This process, and what it starts, sees the images of a request as for `switch` in place of what is merged.
+
+    Nobody else does, and when the last of these processes ends, nothing is left of it.
+    """
+    sets = _sets(request)
+    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
+    mounts.own_namespace()
+    below = {h.where: _uncover(h) for h in hierarchies}
+    _mount_all(sets, request)
+    new = {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}
+    for where, descriptor in new.items():
+        if descriptor is not None:
+            mounts.attach(descriptor, where)
+            continue
+        for path, copy in below[where]:
+            mounts.attach(copy, path)
+
+
 def enter_host(namespace: str = HOST) -> int:
     """Live in the board's own mount namespace, and give a descriptor of it."""
     # Not the agent's own namespace: a service has one of its own, and mounts there stay there.

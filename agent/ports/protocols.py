@@ -21,6 +21,8 @@ from agent.health import InferenceState as InferenceState
 from agent.health import SelfTest as SelfTest
 from agent.health import UnitState as UnitState
 from agent.order import Relations as Relations
+from agent.tried import Tried as Tried
+from agent.tried import Verdict as Verdict
 
 Progress = Callable[[int, int], None]  # bytes or parts done, of how many
 
@@ -146,6 +148,22 @@ class Inference(Protocol):
 
     def self_test(self, timeout_s: float) -> SelfTest:
         """Runs the golden frame now. Raises `unhealthy` when it cannot be run."""
+
+
+class Rehearsal(Protocol):
+    """Tries the model of a set that is not shown yet, in a process that alone sees it. One trial at a time."""
+
+    def begin(self, runtime: Path, timeout_s: float, *, only_cpu: bool) -> None:
+        """The trial of this runtime folder's model has begun, in place of an earlier one.
+
+        Raises `unsupported` where no set can be shown to one process alone, and `unit-failed`.
+        """
+
+    def result(self) -> Tried | None:
+        """What came of it, asked once; None while it runs. Raises what an image of the set is refused with."""
+
+    def end(self) -> None:
+        """No trial runs, and nothing of one is left. Raises `unit-failed` or `step-timeout`."""
 
 
 class ImageReader(Protocol):

@@ -131,6 +131,21 @@ class SystemdUnits:
         body = [unit, "replace", properties, []]
         self._peer.wait(self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, timeout_s), timeout_s)
 
+    # -- what only the rehearsal asks for
+
+    def start_transient(self, name: str, properties: list[list[Any]], timeout_s: float) -> None:
+        """A transient unit has been started with these properties. Raises `unit-failed` or `step-timeout`."""
+        body = [name, "fail", properties, []]
+        self._peer.wait(self._job(name, "StartTransientUnit", "ssa(sv)a(sa(sv))", body, timeout_s), timeout_s)
+
+    def settings(self, name: str, wanted: list[str]) -> dict[str, Any]:
+        """Some settings of a loaded service, as systemd has read its files. Raises `unit-failed`."""
+        return self._peer.wait(self._read_settings(name, wanted), 2 * _CALL_TIMEOUT_S)
+
+    def forget(self, name: str) -> None:
+        """How the unit ended was read; a transient one is gone."""
+        self._peer.wait(self._forget(name), _CALL_TIMEOUT_S)
+
     def loaded_like(self, pattern: str) -> list[str]:
         """Names of loaded units that match a shell pattern and are active or on their way."""
         rows = self._peer.wait(
@@ -177,6 +192,13 @@ class SystemdUnits:
         except PeerError:  # unloaded between the two calls
             return None
         return Relations(frozenset(said["After"]), frozenset(name for key in _STOPPED_WITH for name in said[key]))
+
+    async def _read_settings(self, name: str, wanted: list[str]) -> dict[str, Any]:
+        rows = (await self._peer.ask("ListUnitsByNames", "as", [[name]], timeout_s=_CALL_TIMEOUT_S))[0]
+        try:
+            return await self._peer.properties(rows[0][6], SERVICE, wanted, timeout_s=_CALL_TIMEOUT_S)
+        except PeerError as cause:
+            raise _unit_failed(name, f"its settings cannot be read: {cause.text}") from cause
 
     async def _start(self, name: str, timeout_s: float) -> None:
         # A crash loop of the set before this one must not count against the start limit of this one.

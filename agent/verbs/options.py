@@ -10,6 +10,15 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="make the plan and change nothing")
 
 
+def add_warm_up(parser: argparse.ArgumentParser) -> None:
+    """--warm-up"""
+    parser.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="try a new model beside the one that serves, before anything is stopped; a bad one is refused then",
+    )
+
+
 def add_await_host(parser: argparse.ArgumentParser) -> None:
     """--await-host, which -H gives to every verb that may change /etc."""
     parser.add_argument(

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.status import RuntimeEntry, StatusDocument, read_status
-from agent.verbs.options import add_await_host, add_dry_run
+from agent.verbs.options import add_await_host, add_dry_run, add_warm_up
 from agent.verbs.show import print_json, table
 from agent.verbs.status import run_dir
 
@@ -25,6 +25,7 @@ examples:
   avocadoctl runtime list
   avocadoctl runtime inspect 3f2a
   avocadoctl runtime activate 3f2a
+  avocadoctl runtime activate 3f2a --warm-up
   avocadoctl runtime add --url https://updates.example.org/boards/virtual"""
 
 
@@ -50,10 +51,12 @@ def register(subparsers: Any) -> None:
         if name == "activate":
             add_dry_run(action)
             add_await_host(action)
+            add_warm_up(action)
     add = actions.add_parser("add", help="fetch a signed runtime from a repository and change the board to it")
     add.add_argument("--url", required=True, help="http:// or https:// address of the repository")
     add.set_defaults(run=run_add)
     add_dry_run(add)
+    add_warm_up(add)
     rollback = subparsers.add_parser(
         "rollback",
         help="back to the previous runtime, or to a named one",
@@ -121,7 +124,8 @@ def run_add(args: argparse.Namespace) -> int:
 def _change(member: str, what: str, args: argparse.Namespace) -> int:
     from agent.verbs.client import options_for, run_change  # the bus library, which listing does not need
 
-    options = options_for(dry_run=args.dry_run, await_host=getattr(args, "await_host", False))
+    asked = {name: getattr(args, name, False) for name in ("dry_run", "await_host", "warm_up")}
+    options = options_for(**asked)
     return run_change(member, "sa{sv}", [what, options], as_json=args.output == "json")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +44,7 @@ class FakeUnit:
     restarts: int = 0
     what: str = ""
     argv: tuple[str, ...] = ()
+    properties: dict[str, Any] = field(default_factory=dict)  # of a transient one
     ignores_stop: bool = False  # as a process that ignores SIGTERM
     survives_kill: bool = False  # as one that hangs in the kernel
     after: tuple[str, ...] = ()
@@ -84,6 +85,22 @@ class _Service(ServiceInterface):
     @dbus_property(PropertyAccess.READ, "RemainAfterExit")
     def remains(self) -> DBusBool:
         return False
+
+    @dbus_property(PropertyAccess.READ, "User")
+    def user(self) -> DBusStr:
+        return "avocado-infer"
+
+    @dbus_property(PropertyAccess.READ, "SupplementaryGroups")
+    def groups(self) -> Names:
+        return ["video"]
+
+    @dbus_property(PropertyAccess.READ, "CacheDirectory")
+    def caches(self) -> Names:
+        return ["avocado-pose"]
+
+    @dbus_property(PropertyAccess.READ, "Environment")
+    def environment(self) -> Names:
+        return ["OPENBLAS_NUM_THREADS=1"]
 
     @dbus_property(PropertyAccess.READ, "NRestarts")
     def restarts(self) -> DBusUInt32:
@@ -217,13 +234,17 @@ class FakeSystemd(ServiceInterface):
     ) -> DBusObjectPath:
         values = {key: variant.value for key, variant in properties}
         argv = tuple(values["ExecStart"][0][1]) if "ExecStart" in values else ()
-        unit = self.add(FakeUnit(name, what=values.get("What", ""), argv=argv))
-        return self._job("StartTransientUnit", unit, "inactive" if argv else "active", said=" ".join(argv) or name)
+        unit = self.add(FakeUnit(name, what=values.get("What", ""), argv=argv, properties=values))
+        # A command has run to its end when its job is done; a service runs on.
+        reached = "inactive" if argv and values["Type"] == "oneshot" else "active"
+        return self._job("StartTransientUnit", unit, reached, said=" ".join(argv) or name)
 
     @dbus_method("ResetFailedUnit")
     def reset_failed_unit(self, name: DBusStr) -> DBusNothing:
-        if name.startswith("avocado-run-"):
-            self.units.pop(name, None)  # a transient unit has no file, so nothing is left of it
+        if name.startswith("avocado-") and self.units.get(name, FakeUnit(name)).properties:
+            gone = self.units.pop(name)  # a transient unit has no file, so nothing is left of it
+            if self._bus is not None:
+                self._bus.unexport(gone.path)
         elif name in self.units and self.units[name].active == "failed":
             self.units[name].active = "inactive"
 

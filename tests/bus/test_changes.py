@@ -20,6 +20,7 @@ from agent.change.step import Shutdown
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension
 from agent.extensions import MergedSet
+from agent.health import InferenceState
 from agent.plan import Bystanders, ChangeKind, Observed, StepSpec, Wanted
 from agent.ports.clock import SystemClock
 from agent.ports.files import write_durably
@@ -202,7 +203,7 @@ def test_an_agent_that_stops_leaves_the_change_as_its_journal_has_it(tmp_path: P
     asyncio.run(scenario())
 
 
-def planner(observed: Observed) -> Planner:
+def planner(observed: Observed, *, warm_up: bool = False) -> Planner:
     class Stub:
         def observe(self, journal: object) -> Observed:
             return observed
@@ -210,7 +211,7 @@ def planner(observed: Observed) -> Planner:
         def find(self, leaving: Sequence[Extension], owned: Iterable[str]) -> Bystanders:
             return Bystanders(("viewer.service",) if any(e.name == "pose-app" for e in leaving) else ())
 
-    return Planner(Stub(), None, OpenSources(lambda source: None), Stub())  # type: ignore[arg-type]
+    return Planner(Stub(), None, OpenSources(lambda source: None), Stub(), warm_up=warm_up)  # type: ignore[arg-type]
 
 
 def test_the_active_runtime_deployed_again_brings_the_image_that_is_lost_behind_its_name() -> None:
@@ -308,3 +309,16 @@ def test_a_dry_run_makes_the_plan_of_the_change_itself() -> None:
     nothing_merged = replace(observed, merged=MergedSet({}))
     kinds = [step.kind for step in planner(nothing_merged).plan(Ask(ChangeKind.MERGE, "root")).steps]
     assert "switch_overlay" in kinds
+
+
+@pytest.mark.parametrize(("asked", "configured"), [(False, False), (True, False), (False, True)])
+def test_a_model_is_tried_first_where_that_is_asked_for_or_configured(*, asked: bool, configured: bool) -> None:
+    observed, other = board(), runtime("3", pose_model="3")
+    inference = InferenceState("serving", "npu", "ok", "npu", "movenet 1", 9, True, True, ("/dev/simnpu0",), 0.2, 2)
+    runtimes = {**observed.runtimes, other.id: other}
+    held = {e.image_id: e.size_bytes for m in runtimes.values() for e in m.extensions}
+    known = releases(*runtimes.values())
+    observed = replace(observed, runtimes=runtimes, images=held, releases=known, inference=inference)
+    ask = Ask(ChangeKind.ACTIVATE, "root", runtime=other.id, warm_up=asked)
+    kinds = [step.kind for step in planner(observed, warm_up=configured).plan(ask).steps]
+    assert ("warm_up" in kinds) is (asked or configured)

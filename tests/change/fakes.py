@@ -12,7 +12,8 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.extensions import Kind, MergedSet
 from agent.health import InferenceState, SelfTest, UnitState
 from agent.order import Relations
-from agent.ports.protocols import Holder, Process
+from agent.ports.protocols import Holder, Process, Tried, Verdict
+from agent.tried import unknown
 from tests.change.world import World
 
 
@@ -130,7 +131,7 @@ class FakeInference:
             first_invoke_done=age_s > 0.3 and self.world.bad.get(runtime_id or "") != "hang",
             nodes=("/dev/simnpu0",),
             settle_s=0.2,
-            contexts=1,
+            contexts=self.world.npu_contexts,
         )
 
     def self_test(self, timeout_s: float) -> SelfTest:
@@ -138,6 +139,38 @@ class FakeInference:
         runtime_id = self.world.running["pose.service"][0]
         wrong = self.world.bad.get(runtime_id or "") == "wrong-result"
         return SelfTest(not wrong, "npu", 0.31 if wrong else 0.99, "wrong-result" if wrong else "ok")
+
+
+@dataclass
+class FakeRehearsal:
+    """Finds a wrong result; what else is bad shows only in service."""
+
+    world: World
+
+    def begin(self, runtime: Path, timeout_s: float, *, only_cpu: bool) -> None:
+        self.world.begin("try", runtime.name, "cpu" if only_cpu else "npu")
+        self.world.tried = (runtime.name, self.world.now_s, only_cpu)
+        self.world.fuse.tick()
+
+    def result(self) -> Tried | None:
+        self.world.fuse.tick()
+        if self.world.tried is None:
+            return unknown("nothing is on trial")
+        runtime_id, since, only_cpu = self.world.tried
+        if self.world.now_s - since < self.world.trial_takes_s:
+            return None
+        self.world.tried = None
+        backend = "cpu" if only_cpu else "npu"
+        if self.world.npu_is_busy and not only_cpu:
+            return Tried(Verdict.UNKNOWN, backend, why="it grants 2 contexts", is_busy=True)
+        if self.world.bad.get(runtime_id) == "wrong-result":
+            return Tried(Verdict.FAILED, backend, "movenet 2", 0.31, why="its golden frame has OKS 0.31")
+        return Tried(Verdict.PASSED, backend, "movenet 2", 0.99, 12.0)
+
+    def end(self) -> None:
+        self.world.begin("end_try")
+        self.world.tried = None
+        self.world.fuse.tick()
 
 
 @dataclass

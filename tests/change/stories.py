@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agent.change.engine import Engine
@@ -98,6 +98,16 @@ def deploy(manifest: Manifest) -> Callable[[], Wanted]:
     return lambda: Wanted(ChangeKind.DEPLOY, manifest, source="unix:/run/avocado/receive-1.sock")
 
 
+def sharing(world: World) -> World:
+    """The same board with an NPU that serves two at once."""
+    world.npu_contexts = 2
+    return world
+
+
+def deploy_warmed_up(manifest: Manifest) -> Callable[[], Wanted]:
+    return lambda: replace(deploy(manifest)(), warm_up=True)
+
+
 STORIES = (
     Story("deploy", lambda: board(R1, previous=R0), deploy(R2), R2, R2),
     Story("deploy under a viewer", lambda: watched(board(R1, previous=R0)), deploy(R2), R2, R2),
@@ -118,6 +128,7 @@ STORIES = (
 UNMERGE_FROM_AFAR = Story(
     "unmerge from afar", lambda: board(R1), lambda: Wanted(ChangeKind.UNMERGE, None, await_host=True), R1, None
 )
+WARMED_UP = Story("deploy, warmed up", lambda: sharing(board(R1, previous=R0)), deploy_warmed_up(R2), R2, R2)
 
 NO_FAULT = Fault("nothing")
 RELEASES = releases(R0, R1, R2, R3)
@@ -171,6 +182,11 @@ UNDO_FAULTS = (
 )
 
 
+TRIAL_FAULTS = (
+    *(fault for fault in FAULTS if fault.name in ("nothing", "stage", "stop", "wrong result", "cpu", "journal full")),
+    Fault("trial", _doing("try")),
+    Fault("the trial's end", _undoing("end_try"), bad="cpu"),
+)
 BYSTANDER_FAULT = Fault(
     "undo for the viewer",
     lambda call, world: call == ("start", "viewer.service") and world.reverting,
@@ -321,6 +337,8 @@ class Run:
             found.append(f"systemd knows the units of {world.unit_files}, the overlay shows {shows}")
         if world.scaffold and shows == active and self.fault.name != "settle":
             found.append("the trial's scaffolding is still there")
+        if world.tried is not None and self.fault.name != "the trial's end":
+            found.append("a model is still on trial")
         found += self._services(shows, record if reverted else None)
         for runtime_id in (world.active, world.previous):
             manifest = world.runtimes.get(runtime_id or "")

@@ -23,8 +23,10 @@ from tests.change.stories import (
     FAULTS,
     NO_FAULT,
     STORIES,
+    TRIAL_FAULTS,
     UNDO_FAULTS,
     UNMERGE_FROM_AFAR,
+    WARMED_UP,
     CutKind,
     Fault,
     Run,
@@ -104,6 +106,11 @@ def test_the_board_is_old_or_new_wherever_it_is_cut(story: Story) -> None:
     assert_whole(played(engine_on, (15, 40), [story]), least=150)
 
 
+def test_the_board_is_old_or_new_where_a_model_is_tried_first() -> None:
+    assert "warm_up" in {step.kind for step in plan_of(WARMED_UP)}
+    assert_whole(played(engine_on, (5, 40), [WARMED_UP], TRIAL_FAULTS), least=150)
+
+
 def test_an_undo_that_fails_ends_stuck_with_a_remedy_and_no_more_motion() -> None:
     assert_whole(played(engine_on, (8, 40), [DEPLOY], UNDO_FAULTS), least=100)
 
@@ -119,7 +126,7 @@ def test_a_bystander_that_stays_down_after_going_back_stands_in_the_record() -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+@pytest.mark.parametrize("story", [*STORIES, WARMED_UP], ids=lambda story: story.name)
 def test_the_board_is_old_or_new_cut_at_every_tick(story: Story) -> None:
     faults = FAULTS + UNDO_FAULTS if story is DEPLOY else FAULTS
     assert_whole(played(engine_on, (1, 15), [story], faults), least=3000)

@@ -20,7 +20,7 @@ from agent.plan import ChangeKind, Wanted, plan_change
 from agent.ports.files import FileRuntimes, FileStore, write_durably
 from agent.ports.protocols import Fetched, Progress
 from tests.change.fake_disk import FakeImages, FakeSource
-from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeUnits
+from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeRehearsal, FakeUnits
 from tests.change.stories import R0, R1, R2, board
 from tests.change.wired import QUICK, observe
 from tests.change.world import Cut, Fuse
@@ -92,6 +92,7 @@ class Disk:
             runtimes=self.runtimes,
             images=FakeImages(world),
             indexer=WritingIndexer(self.store),
+            rehearsal=FakeRehearsal(world),
             source_for=lambda _: WritingSource(world, self.store),
             clock=FakeClock(world),
             confirmation=FakeHost(world),

@@ -10,7 +10,7 @@ from agent.change.steps import build_handlers
 from agent.health import HealthPolicy
 from agent.plan import Bystanders, Observed, Wanted, plan_change
 from tests.change.fake_disk import FakeImages, FakeIndexer, FakeJournal, FakeRuntimes, FakeSource, FakeStore
-from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeUnits
+from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeRehearsal, FakeUnits
 from tests.change.sets import OS_RELEASE
 from tests.change.world import World
 
@@ -30,6 +30,7 @@ def engine_on(
         runtimes=FakeRuntimes(world),
         images=FakeImages(world),
         indexer=FakeIndexer(world),
+        rehearsal=FakeRehearsal(world),
         source_for=lambda _: FakeSource(world),
         clock=FakeClock(world),
         confirmation=FakeHost(world),

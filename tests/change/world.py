@@ -58,11 +58,15 @@ class World:
     scaffold: bool = False
     unit_files: str | None = None
     running: dict[str, tuple[str | None, float]] = field(default_factory=dict)
+    tried: tuple[str, float, bool] | None = None  # the runtime on trial, since when, and whether on the CPU only
     # what is inside things
     releases: dict[str, dict[Kind, dict[str, str]]] = field(default_factory=dict)
     offered: Manifest | None = None
     bad: dict[str, str] = field(default_factory=dict)
     host_comes_back: bool = True
+    trial_takes_s: float = 1.0
+    npu_contexts: int = 1
+    npu_is_busy: bool = False  # somebody else has what the service leaves of it
     of_the_base: frozenset[str] = frozenset()  # services that no image owns, and that run from files of one
     after: dict[str, frozenset[str]] = field(default_factory=dict)
     masked: set[str] = field(default_factory=set)
@@ -97,6 +101,7 @@ class World:
         self.shown = dict.fromkeys(Kind, self.active)
         self.scaffold = False
         self.unit_files = self.active
+        self.tried = None
         self.running = dict.fromkeys(self.of_the_base, (self.active, self.now_s))
 
     def boot_half(self) -> None:

@@ -74,10 +74,15 @@ def test_a_service_that_maps_the_model_restarts_with_it_and_one_that_does_not_go
         stops = next(step for step in planned["change"]["facts"]["plan"] if step["kind"] == "stop_services")
         assert stops["inputs"]["units"] == ["pose.service", "viewer.service"]
         assert {unit: shown(serving, unit, "MainPID") for unit in units} == before
-        document = project.deploy(serving).document
+        assert "warm_up" not in {step["kind"] for step in planned["change"]["facts"]["plan"]}
+        document = project.deploy(serving, "--warm-up").document
     finally:
         project.use_model(FIRST_MODEL)
     assert document["outcome"] == "applied", document
+    # The virtual NPU grants one context, and that is the serving model's.
+    warm_up = next(step for step in document["change"]["steps"] if step["kind"] == "warm_up")
+    assert warm_up["warning"] == "not tried on the NPU: it grants one context"
+    assert document["change"]["facts"]["warm_up"]["backend"] == "cpu"
     after = {unit: shown(serving, unit, "MainPID") for unit in units}
     assert {unit for unit in units if after[unit] != before[unit]} == {"viewer.service"}
     assert shown(serving, "viewer.service", "ActiveState") == "active"

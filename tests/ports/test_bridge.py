@@ -173,9 +173,10 @@ def with_agent(agent: FakeAgent, work: Callable[[], Coroutine[Any, Any, Any]]) -
     return asyncio.run(both())
 
 
-def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False) -> dict[str, Any]:
+def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False, warm_up: bool = False) -> dict[str, Any]:
     result: dict[str, Any] = with_agent(
-        agent, lambda: carry(Board("root@board"), folder, Report(quiet=True), dry_run=dry_run)
+        agent,
+        lambda: carry(Board("root@board"), folder, Report(quiet=True), dry_run=dry_run, warm_up=warm_up),
     )
     return result
 
@@ -196,6 +197,7 @@ def test_a_deploy_arrives_whole_whatever_the_login_shell_prints(
     assert agent.fetched == [("/targets/blob", 200, hashlib.sha256(BLOB).hexdigest())]
     assert (result["change"]["outcome"], result["error"]) == ("applied", None)
     assert agent.options["dry_run"] is False
+    assert "warm_up" not in agent.options  # an agent that does not know it would refuse the deploy
     assert "@" in agent.options["requested_by"]
     assert list((folder.parent / "run").iterdir()) == []
 
@@ -224,9 +226,10 @@ def test_a_refusal_of_the_agent_arrives_as_the_same_error(bus_address: str, fold
     agent.refuse_with = OperationError(
         ErrorCode.CHANGE_RUNNING, "cannot deploy: change #6 runs", "Wait.", {"change": 6}
     )
-    result = carried(agent, folder, dry_run=True)
+    result = carried(agent, folder, dry_run=True, warm_up=True)
     assert result["error"] == agent.refuse_with.as_dict()
     assert agent.options["dry_run"] is True
+    assert agent.options["warm_up"] is True
 
 
 def test_without_an_agent_it_says_so(bus_address: str, folder: Path) -> None:

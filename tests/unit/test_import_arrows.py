@@ -23,6 +23,7 @@ RANKS: list[tuple[str, int]] = [
     ("agent.health", 1),
     ("agent.order", 1),
     ("agent.signed_json", 1),
+    ("agent.tried", 1),
     ("agent.plan", 2),
     ("agent.ports.protocols", 3),
     ("agent.delta.", 3),

@@ -114,6 +114,39 @@ def test_the_plan_is_this_list(observed: Observed, wanted: Wanted, kinds: list[s
     assert [spec.kind for spec in plan_change(observed, wanted)] == kinds
 
 
+SHARED = replace(INFERENCE, contexts=2)
+WARMED = [*WHOLE[:2], "warm_up", *WHOLE[2:]]
+WARM_UPS = [
+    ("a deploy", board(R1, R0), deploy(R2), WARMED),
+    ("a rollback", board(R2, R1), Wanted(ChangeKind.ROLLBACK, R1), WARMED),
+    ("an activation", board(R1, R2), Wanted(ChangeKind.ACTIVATE, R2), WARMED),
+    ("the agent alone", board(R1), deploy(AGENT), WHOLE),
+    ("with no pose service to spare", board(R1, inference=None), deploy(R2), WHOLE),
+    ("beside a silent one", board(R1, inference=None, silent=True), deploy(R2), WHOLE),
+    ("an extension that comes anew", board(runtime("4", pose_app=""), R0), deploy(runtime("5")), WARMED),
+    ("a refresh", board(R1), Wanted(ChangeKind.REFRESH, None), VOLATILE),
+    ("an unmerge", board(R1), Wanted(ChangeKind.UNMERGE, None), VOLATILE[:4]),
+    ("what already runs", board(R1), deploy(R1), []),
+]
+
+
+@pytest.mark.parametrize(
+    ("observed", "wanted", "kinds"), [case[1:] for case in WARM_UPS], ids=[case[0] for case in WARM_UPS]
+)
+def test_a_model_is_tried_before_the_stop_where_another_may_serve(
+    observed: Observed, wanted: Wanted, kinds: list[str]
+) -> None:
+    assert [spec.kind for spec in plan_change(observed, replace(wanted, warm_up=True))] == kinds
+    assert "warm_up" not in {spec.kind for spec in plan_change(observed, wanted)}
+
+
+def test_a_trial_is_told_what_changes_and_how_many_the_npu_serves() -> None:
+    inputs = step(plan_change(board(R1, inference=SHARED), replace(deploy(R2), warm_up=True)), "warm_up")
+    assert names(inputs.pop("images")) == ["pose-model"]
+    npu = {"nodes": ["/dev/simnpu0"], "contexts": 2, "backend": "npu"}
+    assert inputs == {"to": R2.id, "units": ["pose.service"], **npu}
+
+
 @pytest.mark.parametrize(
     ("source", "confirm", "inputs"),
     [

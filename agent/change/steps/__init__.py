@@ -19,6 +19,7 @@ from agent.change.steps.stage_runtime import StageRuntime
 from agent.change.steps.start_services import StartServices
 from agent.change.steps.stop_services import StopServices
 from agent.change.steps.switch_overlay import SwitchOverlay
+from agent.change.steps.warm_up import WarmUp
 from agent.health import HealthPolicy
 from agent.ports.protocols import (
     Clock,
@@ -27,6 +28,7 @@ from agent.ports.protocols import (
     ModuleIndexer,
     Npu,
     Overlay,
+    Rehearsal,
     Runtimes,
     Source,
     Store,
@@ -44,6 +46,7 @@ def build_handlers(
     runtimes: Runtimes,
     images: ImageReader,
     indexer: ModuleIndexer,
+    rehearsal: Rehearsal,
     source_for: Callable[[str], Source],
     clock: Clock,
     confirmation: Confirmation,
@@ -60,6 +63,7 @@ def build_handlers(
     steps: tuple[Step, ...] = (
         FetchImages(store, source_for),
         StageRuntime(runtimes, releases, indexer, overlay),
+        WarmUp(rehearsal, runtimes, affected, clock),
         StopServices(units, affected, releases, absence),
         ReleaseNpu(npu, affected, clock),
         SwitchOverlay(overlay, runtimes),

@@ -36,7 +36,6 @@ from agent.change.steps import build_handlers
 from agent.config import CONFIG_PATH, Config, load_config
 from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import Manifest
 from agent.contract.status import StatusDocument
 from agent.drift import Left
 from agent.extensions import Problem
@@ -159,11 +158,12 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     image = await asyncio.to_thread(started_from, overlay)
     identity = replace(board, switching=switching, agent_image=image)
     store, runtimes, images = FileStore(state), FileRuntimes(state), MountedImages()
+    # The state folder of another place is not what systemd merges from.
+    root = Path("/") if state == Config().state_dir else None
+    disk = Disk(store, runtimes, images, Strays(state, root))
     indexer = DepmodIndexer(store)
     journal = Journal(state / "changes", write_durably)
-    trust = Trust(
-        state / "metadata", identity.target, identity.arch, lambda: _active(runtimes), clock.now, write_durably
-    )
+    trust = Trust(state / "metadata", identity.target, identity.arch, disk.active_manifest, clock.now, write_durably)
 
     def opener(source: str) -> Source:
         fetcher = HttpFetcher(source, cancelled=signals.is_cancelled, sleep=clock.sleep)
@@ -186,9 +186,6 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
         confirmation=confirmation,
         reach=lambda server: answers(HttpFetcher(server, cancelled=signals.is_cancelled)),
     )
-    # The state folder of another place is not what systemd merges from.
-    root = Path("/") if state == Config().state_dir else None
-    disk = Disk(store, runtimes, images, Strays(state, root))
     return Parts(
         clock=clock,
         journal=journal,
@@ -390,11 +387,6 @@ def _board(state: Path) -> dict[str, Any]:
             ErrorCode.BAD_CONFIG, f"cannot read {path}: {cause}", "Provision the board again."
         ) from cause
     return document if isinstance(document, dict) else {}
-
-
-def _active(runtimes: FileRuntimes) -> Manifest | None:
-    active = runtimes.active()
-    return runtimes.manifest(active) if active else None
 
 
 if __name__ == "__main__":

@@ -118,6 +118,15 @@ class Disk:
                 errors.append(error)
         return found, errors
 
+    def active_manifest(self) -> Manifest | None:
+        """The active runtime; None where there is none, or where it is damaged: what replaces it must be let in."""
+        active = self.runtimes.active()
+        try:
+            return self.runtimes.manifest(active) if active else None
+        except OperationError as error:
+            _LOG.warning("%s", error.message)
+            return None
+
     def strays(self, manifests: Mapping[str, Manifest]) -> list[Problem]:
         """What lies among all this that nobody deployed."""
         return [] if self._strays is None else self._strays.find(manifests)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 
 from agent.change.record import Outcome
+from agent.change.steps.absence import Absence
+from agent.change.steps.confirm_health import ConfirmHealth
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Manifest
+from agent.health import UnitState
+from tests.change.fakes import FakeClock, FakeInference, FakeUnits
 from tests.change.stories import R1, R2, R3, board, deploy
 from tests.change.wired import run
 
@@ -38,3 +46,29 @@ def test_the_new_set_is_asked_for_its_agent_where_that_is_another_one(to: Manife
     assert world.calls.count(CHECK) == asked
     if asked:
         assert world.calls.index(("show", to.id)) < world.calls.index(CHECK) < world.calls.index(("activate", to.id))
+
+
+@dataclass
+class UnitsWithABadFile(FakeUnits):
+    """systemd could not read the agent's unit file."""
+
+    load: str = "bad-setting"
+
+    def states(self, names: Sequence[str]) -> dict[str, UnitState]:
+        return {name: replace(state, load=self.load) for name, state in super().states(names).items()}
+
+
+@pytest.mark.parametrize("load", ["bad-setting", "error"])
+def test_a_unit_of_the_agent_that_systemd_cannot_read_is_not_kept(load: str) -> None:
+    world, unused = board(R1), None
+    clock: Any = FakeClock(world)
+    affected: Any = unused
+    report: Any = unused
+    step = ConfirmHealth(UnitsWithABadFile(world, load), affected, FakeInference(world), clock, Absence(clock))
+    with pytest.raises(OperationError) as caught:
+        step.do({"images": [{"name": "avocado-agent"}]}, {"units": []}, report)
+    assert (caught.value.code, caught.value.message, caught.value.remedy) == (
+        ErrorCode.UNHEALTHY,
+        f"cannot confirm the new set: avocadod.service that it brings is {load}",
+        "Correct it, with: systemd-analyze verify avocadod.service",
+    )

@@ -92,7 +92,7 @@ class BootHalf:
         failed += _attempt(partial(self._show_with_index, manifest))
         return [
             Problem(
-                "image-damaged",
+                "module-index-damaged",
                 "the index of kernel modules that this board made no longer had the bytes of its name"
                 + ("" if failed else "; it was made anew"),
                 "Check the disk (journalctl -k -b -p warning), then reboot: the agent makes it anew at its start."

@@ -52,6 +52,7 @@ class Request:
     board: str | None  # refuse a board that is not this one
     dry_run: bool
     warm_up: bool = False
+    again: bool = False  # also what the board says it runs: `verify` has found it damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,12 @@ async def deploy(request: Request, keys: Keys, report: Report) -> dict[str, Any]
         "error": None,
         "change": None,
     }
-    if document["from_runtime"] == built.manifest.id and not _lost(status):
+    again = request.again or _lost(status)
+    if document["from_runtime"] == built.manifest.id and not again:
         return {**document, "moves": [], "moved_bytes": 0, "image_bytes": 0, "seconds": _since(started)}
     # A folder of its own: what `publish` made is for many boards, and stays as it is.
     folder = project.build_folder / "deploy" / project.target.board
-    moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report)
+    moves = await asyncio.to_thread(_publish, project, built, status, keys, folder, report, again)
     _show_plan(board, status, built, moves, report)
     result = await carry(board, folder, report, dry_run=request.dry_run, warm_up=request.warm_up)
     return {**document, **_outcome(result, moves), "seconds": _since(started)}
@@ -129,11 +131,11 @@ def _project_for(request: Request, status: Status) -> Project:
 
 
 def _publish(
-    project: Project, built: BuiltRuntime, status: Status, keys: Keys, folder: Path, report: Report
+    project: Project, built: BuiltRuntime, status: Status, keys: Keys, folder: Path, report: Report, again: bool
 ) -> list[Move]:
     on_board = [entry for entry in status.get("extensions") or [] if entry.get("imageId")]
     # What is lost is not told image by image; the board fetches no more than what does not hash right.
-    held = set() if _lost(status) else {entry["imageId"] for entry in on_board}
+    held = set() if again else {entry["imageId"] for entry in on_board}
     needed = [extension for extension in built.manifest.extensions if extension.image_id not in held]
     bases = {extension.image_id: _bases(project, extension, on_board) for extension in needed}
     published = publish(
@@ -309,12 +311,19 @@ def closing_line(document: dict[str, Any]) -> str:
         for move in document["moves"]
         if move["changed"]
     ]
+    images = ((document["change"] or {}).get("facts") or {}).get("images") or []
+    came = {image["name"] for image in images if image["way"] != "held"}
+    changed += [
+        f"{m['name']} {m['to_version']} anew" for m in document["moves"] if not m["changed"] and m["name"] in came
+    ]
+    if not changed and any(move["way"] != "held" for move in document["moves"]):
+        return f"{host}: nothing to change, and no image of it is damaged"
     parts = [f"{host}: {', '.join(changed) or 'the same extensions'}"]
     if document["image_bytes"]:
         parts.append(f"moved {megabytes(document['moved_bytes'])} of {megabytes(document['image_bytes'])}")
     else:
         parts.append("nothing to move")
-    for image in ((document["change"] or {}).get("facts") or {}).get("images") or []:
+    for image in images:
         if image.get("note"):
             parts.append(f"{image['name']} came as a full transfer: {image['note']}")
     if document["away_s"] is not None:

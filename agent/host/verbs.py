@@ -127,6 +127,9 @@ def register(subparsers: Any) -> None:
         "deploy", help="change a board's runtime over ssh", description=_DEPLOY, formatter_class=_PLAIN
     )
     deploy.add_argument("--dry-run", action="store_true", help="show the plan and change nothing")
+    deploy.add_argument(
+        "--again", action="store_true", help="offer what the board has as well: it fetches anew whatever is damaged"
+    )
     add_warm_up(deploy)
     _project_options(deploy, target_help="refuse a board that is not this target")
     add_keys_options(deploy)
@@ -306,7 +309,13 @@ def run_deploy(arguments: argparse.Namespace) -> int:
         raise OperationError(ErrorCode.USAGE, "cannot deploy: no board is named", "Name it: -H root@board")
     folder = find_project(arguments.project)
     request = Request(
-        arguments.host, folder, arguments.runtime, arguments.target, arguments.dry_run, warm_up=arguments.warm_up
+        arguments.host,
+        folder,
+        arguments.runtime,
+        arguments.target,
+        arguments.dry_run,
+        warm_up=arguments.warm_up,
+        again=arguments.again,
     )
     document = asyncio.run(deploy(request, _keys(arguments, folder), _report()))
     error = OperationError.from_dict(document["error"]) if document["error"] else None

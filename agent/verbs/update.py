@@ -53,7 +53,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--url", help=f"another repository than the one in {CONFIG}")
     parser.add_argument("--check", action="store_true", help="say what there is, and change nothing")
-    parser.add_argument("--again", action="store_true", help="also what this board has tried and taken back")
+    parser.add_argument("--again", action="store_true", help="also what this board has tried and taken back, or runs")
     parser.set_defaults(run=run)
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Look, and change when there is something to change to."""
     url = args.url or read_config(CONFIG)
     offered, active = look(url, STATE)
-    reason = "" if offered != active else "this board runs it already"
+    reason = "" if offered != active or args.again else "this board runs it already"
     if not reason and not args.again:
         reason = held_back(offered, asyncio.run(_changes()))
     if reason or args.check:

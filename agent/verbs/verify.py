@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
             f"first {wrong[0].kind} {wrong[0].name}: {wrong[0].problem}",
             "Reboot the board, or change to that runtime: the index is made anew. If it comes back, replace the disk."
             if all(finding.name == MODULE_INDEX for finding in wrong)
-            else "Deploy again: what is damaged is fetched anew. If it comes back, replace the disk.",
+            else "Run on the host: avocadoctl -H root@board deploy --again. It brings what is damaged anew; then"
+            " reboot. If it comes back, replace the disk.",
         )
     return 0
 

@@ -244,7 +244,7 @@ def test_a_board_that_was_provisioned_with_modules_indexes_them_at_its_first_boo
     wait_until_serving(board, SERVING_S)
     assert found(board) == {"npu"}
     assert project.status(board)["problems"][0] == {
-        "code": "image-damaged",
+        "code": "module-index-damaged",
         "message": "the index of kernel modules that this board made no longer had the bytes of its name; "
         "it was made anew",
         "remedy": "If it happens again, replace the disk.",

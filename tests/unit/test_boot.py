@@ -85,7 +85,7 @@ def test_a_damaged_index_is_made_anew_before_a_module_is_asked_for_and_is_a_prob
     ]
     assert (world.indexes[R1.id], index in world.images - world.damaged) == (index, True)
     assert json.loads((tmp_path / "marker").read_text())[0] == {
-        "code": "image-damaged", "message": ANEW[0], "remedy": ANEW[1]
+        "code": "module-index-damaged", "message": ANEW[0], "remedy": ANEW[1]
     }  # fmt: skip
     assert boot(world, tmp_path / "next boot") == []
 

@@ -10,6 +10,8 @@ from agent.host.deploy import Move, closing_line
 
 HELD = Move("pose-app", "0.1.0", "0.1.0", False, "held", 0, 47_000_000).as_dict()
 MODEL = Move("pose-model", "4.0", "4.1", True, "delta", 4984, 2_949_120).as_dict()
+MENDED = Move("pose-model", "4.0", "4.0", False, "full", 2_000_000, 2_949_120).as_dict()
+ARRIVED = {"name": "pose-model", "way": "full"}
 APPLIED: dict[str, Any] = {
     "host": "root@board",
     "outcome": "applied",
@@ -32,6 +34,21 @@ APPLIED: dict[str, Any] = {
             "root@board: pose-model 4.0 -> 4.1; nothing to move",
         ),
         ({**APPLIED, "moves": [HELD], "image_bytes": 0, "away_s": None, "backend": None}, None),
+        (
+            {
+                **APPLIED,
+                "moves": [{**HELD, "way": "full"}, MENDED],
+                "moved_bytes": 2_000_000,
+                "away_s": None,
+                "backend": None,
+                "change": {"facts": {"images": [{"name": "pose-app", "way": "held"}, ARRIVED]}},
+            },
+            "root@board: pose-model 4.0 anew; moved 2.00 MB of 2.95 MB",
+        ),
+        (
+            {**APPLIED, "moves": [HELD, MENDED], "moved_bytes": 0, "image_bytes": 0},
+            "root@board: nothing to change, and no image of it is damaged",
+        ),
         ({**APPLIED, "outcome": "unchanged"}, "root@board: nothing to change, it runs this runtime already"),
         (
             {**APPLIED, "dry_run": True, "change": {"facts": {"plan": [{"kind": "fetch_images"}, {"kind": "prune"}]}}},

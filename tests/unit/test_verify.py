@@ -78,6 +78,10 @@ def test_a_flipped_bit_a_missing_image_and_a_bent_link_are_each_named(
     assert json.loads(printed.err)["message"].startswith(
         "cannot vouch for this board: 3 of 3 things are not as signed, first runtime pose: "
     )
+    assert json.loads(printed.err)["remedy"] == (
+        "Run on the host: avocadoctl -H root@board deploy --again. It brings what is damaged anew; then reboot. "
+        "If it comes back, replace the disk."
+    )
 
 
 def test_the_index_of_modules_that_the_board_made_is_hashed_like_what_was_signed(

@@ -40,7 +40,7 @@ from agent.contract.status import StatusDocument
 from agent.drift import Left
 from agent.extensions import Problem
 from agent.itself import started_from
-from agent.observe import Disk, Observer, identify
+from agent.observe import Disk, Observer, identify, read_board
 from agent.ports.clock import SystemClock
 from agent.ports.fetch import HttpFetcher, answers
 from agent.ports.files import FileRuntimes, FileStore, write_durably
@@ -150,7 +150,7 @@ async def wire(config: Config, bus: MessageBus, signals: Signals) -> Parts:
     clock = SystemClock(signals.wait)
     units = await SystemdUnits.connect(bus)
     inference = BusInference(bus, asyncio.get_running_loop())
-    board = identify(_board(state), VERSION)
+    board = identify(read_board(state), VERSION)
     # In a thread: the adapters hand what they ask systemd to this loop.
     overlay, switching = await asyncio.to_thread(
         choose_overlay, units, state, board.os_release, board.arch, wanted=config.overlay
@@ -322,13 +322,27 @@ class Daemon:
         document = self._parts.observer.document(
             self.changes.record,
             inference,
-            [*self._start_problems, *map(_problem, self._trust.problems()), *self._differences(inference)],
+            [
+                *self._start_problems,
+                *map(_problem, self._trust.problems()),
+                *self._unwritten(),
+                *self._differences(inference),
+            ],
             busy=self.changes.busy,
             interval_s=self._config.status_interval_s,
             now=self._parts.clock.now(),
         )
         document["problems"] += self._restarts.seen(document["services"], self._parts.clock.monotonic())
         return document
+
+    def _unwritten(self) -> list[Problem]:
+        try:
+            if not self.changes.busy:
+                self._parts.engine.write_late()
+        except OperationError as error:
+            said = f"the end of the last change is not in the history yet: {error.message}"
+            return [Problem(error.code.value, said, error.remedy)]
+        return []
 
     def _differences(self, inference: Mapping[str, Any] | None) -> list[Problem]:
         if self.changes.busy:
@@ -374,19 +388,6 @@ def _said_of(switching: Switching | None) -> tuple[int, str]:
     if switching is not None and switching.reason:
         return logging.WARNING, f"extensions are switched by systemd's reload, with a gap: {switching.reason}"
     return logging.INFO, "extensions are switched without a gap"
-
-
-def _board(state: Path) -> dict[str, Any]:
-    path = state / "board.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}  # not provisioned: every deploy is then refused as one for another board
-    except (OSError, ValueError) as cause:
-        raise OperationError(
-            ErrorCode.BAD_CONFIG, f"cannot read {path}: {cause}", "Provision the board again."
-        ) from cause
-    return document if isinstance(document, dict) else {}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ it is read once.
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
 import sys
@@ -14,10 +15,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from agent.change.record import ChangeRecord, Outcome
-from agent.contract.errors import OperationError
+from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.local import signed
 from agent.contract.manifest import Extension, Manifest
 from agent.contract.status import (
@@ -77,6 +79,20 @@ def identify(board: Mapping[str, Any], agent_version: str) -> Identity:
         agent_version=agent_version,
         os_release=platform.freedesktop_os_release(),
     )
+
+
+def read_board(state: Path) -> dict[str, Any]:
+    """What provision wrote of the board. Raises `bad-config`."""
+    path = state / "board.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}  # not provisioned: every deploy is then refused as one for another board
+    except (OSError, ValueError) as cause:
+        raise OperationError(
+            ErrorCode.BAD_CONFIG, f"cannot read {path}: {cause}", "Provision the board again."
+        ) from cause
+    return document if isinstance(document, dict) else {}
 
 
 class History(Protocol):

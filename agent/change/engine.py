@@ -73,10 +73,8 @@ class Engine:
 
     def run(self, change: NewChange, progress: Progress, cancelled: Callable[[], bool]) -> ChangeRecord:
         """Run a change to its end and return the final record. Raises only when the journal cannot take the change."""
-        if self._unsaved is not None:
-            # Only the newest change may be running, or a recovery would not find it.
-            self._journal.save(self._unsaved)
-            self._unsaved = None
+        # Only the newest change may be running, or a recovery would not find it.
+        self.write_late()
         record = ChangeRecord(
             number=self._journal.next_number(),
             kind=change.kind,
@@ -99,6 +97,12 @@ class Engine:
             return run.record
         run.say(events.CHANGE_BEGUN, logging.INFO, f"begun for {record.requested_by}")
         return self._ended(run.to_the_end(), run)
+
+    def write_late(self) -> None:
+        """The end of the last change is on the disk, where that was too full for it. Not while one runs."""
+        if self._unsaved is not None:
+            self._journal.save(self._unsaved)
+            self._unsaved = None
 
     def recover(self, progress: Progress) -> ChangeRecord | None:
         """Finish or revert what an earlier start left running; None when there is nothing. Called once, at start.

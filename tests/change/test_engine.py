@@ -184,7 +184,8 @@ def test_a_step_that_only_another_agent_knows_is_not_guessed_at(active: Manifest
     assert message in (record.steps[last].warning, (record.reason.message if record.reason else "").split(";")[0])
 
 
-def test_the_end_of_a_change_that_the_disk_did_not_take_is_written_before_the_next_one_begins() -> None:
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_the_end_of_a_change_that_the_disk_did_not_take_is_written_before_the_next_one_begins(by_itself: bool) -> None:
     world = board(R1, previous=R0)
     full = False
 
@@ -208,7 +209,12 @@ def test_the_end_of_a_change_that_the_disk_did_not_take_is_written_before_the_ne
     rolling_back = change_on(world, Wanted(ChangeKind.ROLLBACK, R1))
     with pytest.raises(OperationError):
         engine.run(rolling_back, lambda _: None, lambda: False)
+    with pytest.raises(OperationError):
+        engine.write_late()
     full = False
+    if by_itself:  # the agent tries now and then, so that nobody reads for long that it still runs
+        engine.write_late()
+        assert world.records[1].outcome is Outcome.APPLIED
     assert engine.run(rolling_back, lambda _: None, lambda: False).outcome is Outcome.APPLIED
     assert [world.records[number].outcome for number in (1, 2)] == [Outcome.APPLIED, Outcome.APPLIED]
 

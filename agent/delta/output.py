@@ -29,7 +29,7 @@ _FAILURES = {
     errno.EROFS: _FORBIDDEN,
     errno.ENAMETOOLONG: (ErrorCode.USAGE, "Give it a shorter name."),
 }
-_OTHER = ErrorCode.INTERNAL, "Check the disk: journalctl -k -b -p warning"
+_OTHER = ErrorCode.DISK_FAILED, "Check the disk: journalctl -k -b -p warning"
 
 
 @contextlib.contextmanager
@@ -42,8 +42,9 @@ def whole_file(out: Path, *inputs: Path | None) -> Iterator[Path]:
     part = out.with_name(f".{begun}.{secrets.token_hex(4)}.part")
     try:
         _refuse(out, [path for path in inputs if path is not None])
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         try:
+            # In here: whoever ends this process may do so as soon as the file is there.
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             yield part
             _sync(part, os.O_RDONLY)
             part.replace(out)

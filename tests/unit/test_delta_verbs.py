@@ -237,6 +237,21 @@ def test_a_success_that_nobody_can_read_is_none(folder: Path) -> None:
     )
 
 
+def test_who_is_ended_at_the_instant_the_file_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_open = os.open
+
+    def then_end(path: Path, flags: int, mode: int) -> int:
+        os.close(really_open(path, flags, mode))
+        sys.exit(143)  # as the handler of SIGTERM does
+
+    monkeypatch.setattr("agent.delta.output.os.open", then_end)
+    with pytest.raises(SystemExit), whole_file(tmp_path / "out"):
+        raise AssertionError("nothing is written any more")
+    assert files(tmp_path) == []
+
+
 def test_what_is_ended_leaves_nothing_and_what_is_killed_says_what_it_was(tmp_path: Path) -> None:
     (tmp_path / "new").write_bytes(b"".join(b"%x\n" % (n * n) for n in range(2_000_000)))
     line = [sys.executable, "-m", "agent.cli", "delta", "create", "-", str(tmp_path / "new"), str(tmp_path / "d")]

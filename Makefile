@@ -56,11 +56,14 @@ lint: setup ## formatting, lint and types
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
+# Two test modules at once, each in one process: most of them wait, for a board to boot or for a deadline.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+
 check: lint ## formatting, lint, types, import arrows and every fast test
-	$(PY) -m pytest -q tests/unit tests/change tests/ports tests/bus tests/hostile -m "not long"
+	$(PY) -m pytest -q $(SIDE_BY_SIDE) tests/unit tests/change tests/ports tests/bus tests/hostile -m "not long"
 
 test: setup model ## everything, the virtual board included
-	$(PY) -m pytest -m "not long"
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "not long"
 
 fault-matrix: setup model ## every fault of the NPU wherever it can occur, and the table of what happened
 	$(PY) -m pytest -q tests/inference/test_fault_matrix.py

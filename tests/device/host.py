@@ -64,7 +64,8 @@ def _install(packages: list[str], *besides: str) -> None:
     # RUNLEVEL: a server that is installed for a test is not to start by itself.
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    with step(f"installing {' '.join(packages)}"):
+    # apt-get waits for dpkg's lock by itself, but not for the one on the package lists.
+    with locked(Path("/run/lock/avocado-apt")), step(f"installing {' '.join(packages)}"):
         run([*apt, "update"], doing="read the package lists", timeout_s=300, env=quiet)
         install = [*apt, "install", "-y", "--no-install-recommends", *packages, *besides]
         run(install, doing=f"install {' '.join(packages)}", timeout_s=600, env=quiet)

@@ -18,6 +18,7 @@ from agent.ports import modules
 from agent.ports.files import FileStore
 from agent.ports.module_child import left_out
 from agent.ports.modules import DepmodIndexer
+from tests.device.host import find_program
 
 VERSION = "6.6.1-board"
 
@@ -27,9 +28,12 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mkfs.erofs") is None, reason="mkfs.erofs is not installed"),
     pytest.mark.skipif(shutil.which("objcopy") is None, reason="objcopy is not installed: apt-get install binutils"),
 ]
-needs_depmod = pytest.mark.skipif(
-    shutil.which("depmod", path="/usr/sbin:/usr/bin") is None, reason="depmod is not installed: apt-get install kmod"
-)
+
+
+@pytest.fixture(scope="module")
+def depmod() -> None:
+    if find_program("depmod", "kmod") is None:
+        pytest.skip("depmod is not installed: apt-get install kmod")
 
 
 @contextmanager
@@ -78,7 +82,7 @@ def driver(store: FileStore, folder: Path, name: str) -> Extension:
     return stored(store, name, tree)
 
 
-@needs_depmod
+@pytest.mark.usefixtures("depmod")
 def test_the_index_names_the_modules_of_every_image_whatever_index_each_brings(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "state")
     npu, cam = driver(store, tmp_path, "npu"), driver(store, tmp_path, "cam")

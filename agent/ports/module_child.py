@@ -21,7 +21,7 @@ from typing import Any
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.release import Kind
 from agent.ports import image_child, mounts
-from agent.ports.overlay_child import LAYOUTS, enter_host, is_ours
+from agent.ports.hierarchies import LAYOUTS, enter_host, is_ours
 from agent.ports.process import run_checked
 
 _MODULES = "usr/lib/modules"

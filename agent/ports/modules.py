@@ -16,7 +16,7 @@ from typing import Any
 from agent.contract import errors, release
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import MODULE_INDEX, Extension, image_id, sha256_hex
-from agent.ports import child, image_child, module_child, mounts, overlay_child, process
+from agent.ports import child, hierarchies, image_child, module_child, mounts, process
 from agent.ports.erofs import image_of
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind, Store
@@ -29,10 +29,10 @@ _RELEASE = f"usr/lib/extension-release.d/extension-release.{MODULE_INDEX}"
 class DepmodIndexer:
     """The ModuleIndexer port with the base's depmod."""
 
-    def __init__(self, store: Store, namespace: str = overlay_child.HOST) -> None:
+    def __init__(self, store: Store, namespace: str = hierarchies.HOST) -> None:
         self._store = store
         self._namespace = namespace
-        self._command = child.command(errors, release, process, mounts, image_child, overlay_child, module_child)
+        self._command = child.command(errors, release, process, mounts, image_child, hierarchies, module_child)
 
     def index(self, extensions: Sequence[Extension]) -> str | None:
         """The image with the index over the base and these extensions, or None where none of them has modules."""

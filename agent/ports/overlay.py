@@ -19,7 +19,7 @@ from typing import Any
 from agent.contract import errors, release
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import IMAGE_NAMESPACE
-from agent.ports import child, image_child, mounts, overlay_child
+from agent.ports import child, hierarchies, image_child, mounts, overlay_child
 from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions
 from agent.ports.overlay_reload import ReloadOverlay, left, take_trial_mounts_away
 from agent.ports.process import Started, checked
@@ -39,7 +39,7 @@ class GaplessOverlay:
         self._state = state
         self._board = {"os_release": dict(os_release), "arch": arch, "namespace": str(IMAGE_NAMESPACE)}
         self._reader = MergedReader(state)
-        self._command = child.command(errors, release, mounts, image_child, overlay_child)
+        self._command = child.command(errors, release, mounts, image_child, hierarchies, overlay_child)
         self._marks: dict[str, list[int]] = {}  # how an image lay on the disk when its bytes were right
         self._ready: Started | None = None
 
@@ -130,7 +130,7 @@ def _stacked() -> set[Kind]:
     found = mounts.mounted("1")
     return {
         kind
-        for kind, layout in overlay_child.LAYOUTS.items()
+        for kind, layout in hierarchies.LAYOUTS.items()
         if any(mounts.stacked(found, str(Path(where).resolve()), kind.value) > 1 for where in layout.hierarchies)
     }
 

@@ -18,60 +18,27 @@ import re
 import stat
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.release import Kind, incompatibility, parse_release
 from agent.ports import image_child, mounts
+from agent.ports.hierarchies import (
+    LAYOUTS,
+    MARK,
+    Hierarchy,
+    Layout,
+    enter_host,
+    hierarchies_of,
+    is_mutable,
+    uncover,
+)
 
 # Where systemd-sysext does it too: a folder that only root enters.
 WORKSPACE = "/run/systemd/sysext"
-HOST = "/proc/1/ns/mnt"
-MARK = "avocado"  # which images an overlay of ours is made of, beside systemd's own marks
 _LINK = re.compile(r"[0-9]{2}-(?P<name>[a-z0-9][a-z0-9_-]{0,62})")
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How systemd lays out the overlays of one kind."""
-
-    kind: Kind
-    folder: str  # of the marks, in the root of each hierarchy
-    plural: str
-    hierarchies: tuple[str, ...]
-    attributes: int
-
-
-LAYOUTS = {
-    Kind.SYSEXT: Layout(
-        Kind.SYSEXT, ".systemd-sysext", "extensions", ("/usr", "/opt"), mounts.ATTR_RDONLY | mounts.ATTR_NODEV
-    ),
-    Kind.CONFEXT: Layout(
-        Kind.CONFEXT,
-        ".systemd-confext",
-        "confexts",
-        ("/etc",),
-        mounts.ATTR_RDONLY | mounts.ATTR_NODEV | mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC,
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """One of them on this board. `old`: an overlay of systemd's kind is there now."""
-
-    where: str
-    layout: Layout
-    old: bool
-    backing: str  # systemd 258 and later: the block device of the base
-
-    @property
-    def marks(self) -> str:
-        """The folder of systemd's marks in it."""
-        return f"{self.where}/{self.layout.folder}"
 
 
 def main(argv: list[str]) -> int:
@@ -93,10 +60,9 @@ def probe() -> dict[str, Any]:
     host = enter_host()
     if not Path("/run/systemd/system").is_dir():
         return {"unable": "systemd does not run this system"}
-    for layout in LAYOUTS.values():
-        for hierarchy in _hierarchies(layout):
-            if _is_mutable(hierarchy):
-                return {"unable": f"{hierarchy.where} is merged mutable"}
+    for hierarchy in hierarchies_of(Kind):
+        if is_mutable(hierarchy):
+            return {"unable": f"{hierarchy.where} is merged mutable"}
     mounts.own_namespace()
     mounts.mount("tmpfs", "/tmp", "tmpfs", 0)  # noqa: S108 - in this namespace nobody else looks at it
     try:
@@ -120,10 +86,10 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     sets = _sets(request)
     enter_host()
     # Over the base, since it is the base's folders that an image must not close.
-    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
+    hierarchies = hierarchies_of(sets)
     mounts.own_namespace()
     for hierarchy in hierarchies:
-        _uncover(hierarchy)
+        uncover(hierarchy)
     return {"marks": _mount_all(sets, request)}
 
 
@@ -135,18 +101,15 @@ def switch(request: dict[str, Any]) -> dict[str, Any]:
     """
     sets = _sets(request)
     host = enter_host()
-    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
+    hierarchies = hierarchies_of(sets)
     for hierarchy in hierarchies:
-        if _is_mutable(hierarchy):
+        if is_mutable(hierarchy):
             raise OperationError(
                 ErrorCode.SWITCH_FAILED,
                 f"cannot switch the extensions: {hierarchy.where} is merged mutable",
                 "Let the agent look again how it can switch: systemctl restart avocadod",
             )
-    mounts.own_namespace()
-    below = {h.where: _uncover(h) for h in hierarchies}
-    _mount_all(sets, request)
-    new = {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}
+    new, _ = _built(hierarchies, sets, request)
     mounts.enter_namespace(host)
     _replace(hierarchies, new)
     return {}
@@ -158,74 +121,13 @@ def show_here(request: dict[str, Any]) -> None:
     Nobody else does, and when the last of these processes ends, nothing is left of it.
     """
     sets = _sets(request)
-    hierarchies = [h for kind in sets for h in _hierarchies(LAYOUTS[kind])]
-    mounts.own_namespace()
-    below = {h.where: _uncover(h) for h in hierarchies}
-    _mount_all(sets, request)
-    new = {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}
+    new, below = _built(hierarchies_of(sets), sets, request)
     for where, descriptor in new.items():
         if descriptor is not None:
             mounts.attach(descriptor, where)
             continue
         for path, copy in below[where]:
             mounts.attach(copy, path)
-
-
-def enter_host(namespace: str = HOST) -> int:
-    """Live in the board's own mount namespace, and give a descriptor of it."""
-    # Not the agent's own namespace: a service has one of its own, and mounts there stay there.
-    host = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    mounts.enter_namespace(host)
-    return host
-
-
-def _hierarchies(layout: Layout) -> list[Hierarchy]:
-    found = []
-    for where in layout.hierarchies:
-        path = os.path.realpath(where)
-        marks = f"{path}/{layout.folder}"
-        found.append(Hierarchy(path, layout, is_ours(path, marks), _text(f"{marks}/backing")))
-    return found
-
-
-def is_ours(where: str, marks: str) -> bool:
-    """systemd's is_our_mount_point(): the mark `dev` names the file system that is there."""
-    try:
-        device = os.lstat(where).st_dev
-    except FileNotFoundError:
-        return False
-    return _text(f"{marks}/dev").strip() == f"{os.major(device)}:{os.minor(device)}"
-
-
-def _is_mutable(hierarchy: Hierarchy) -> bool:
-    if not hierarchy.old:
-        return False
-    covered = any(m.where == hierarchy.marks for m in mounts.mounted())
-    return covered or Path(hierarchy.marks, "work_dir").exists()
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-
-
-def _uncover(hierarchy: Hierarchy) -> list[tuple[str, int]]:
-    """Here, not on the board, the base shows itself; returned: what is mounted below the hierarchy, as copies."""
-    prefix = f"{hierarchy.where}/"
-    inside: list[str] = []
-    for path in sorted(m.where for m in mounts.mounted()):
-        # The topmost ones: they are copied with what is below them.
-        if path.startswith(prefix) and not any(path == at or path.startswith(f"{at}/") for at in inside):
-            inside.append(path)
-    copies = [(path, mounts.copy_of(path)) for path in inside]
-    while is_ours(hierarchy.where, hierarchy.marks):
-        mounts.unmount(hierarchy.where)
-    if not hierarchy.old:
-        for path in inside:
-            mounts.unmount(path)  # the base as such, without what is mounted on it
-    return copies
 
 
 # -- the images
@@ -333,6 +235,16 @@ def _bad_image(kind: Kind, link: str, why: str) -> OperationError:
 
 
 # -- the overlays
+
+
+def _built(
+    hierarchies: list[Hierarchy], sets: dict[Kind, list[dict[str, Any]]], request: dict[str, Any]
+) -> tuple[dict[str, int | None], dict[str, list[tuple[str, int]]]]:
+    """In a namespace of this process's own: the new overlay of each hierarchy, and what is mounted below it."""
+    mounts.own_namespace()
+    below = {h.where: uncover(h) for h in hierarchies}
+    _mount_all(sets, request)
+    return {h.where: _build(h, sets[h.layout.kind], below[h.where]) for h in hierarchies}, below
 
 
 def _build(hierarchy: Hierarchy, images: list[dict[str, Any]], below: list[tuple[str, int]]) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import MODULE_INDEX_LINK
-from agent.ports.overlay_child import LAYOUTS, MARK
+from agent.ports.hierarchies import LAYOUTS, MARK
 from agent.ports.process import run_checked
 from agent.ports.protocols import Kind, MergedSet
 

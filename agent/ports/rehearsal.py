@@ -20,7 +20,7 @@ from dbus_fast import Variant
 from agent.contract import errors, release
 from agent.contract.errors import OperationError
 from agent.plan import INFERENCE_UNIT
-from agent.ports import child, image_child, mounts, overlay_child, process, rehearsal_child
+from agent.ports import child, hierarchies, image_child, mounts, overlay_child, process, rehearsal_child
 from agent.ports.overlay import GaplessOverlay
 from agent.ports.protocols import Overlay, Switching, Tried
 from agent.ports.systemd import SystemdUnits
@@ -44,7 +44,9 @@ class UnitRehearsal:
         self._overlay = overlay
         self._switching = switching
         self._answer = answer
-        self._command = child.command(errors, release, process, mounts, image_child, overlay_child, rehearsal_child)
+        self._command = child.command(
+            errors, release, process, mounts, image_child, hierarchies, overlay_child, rehearsal_child
+        )
 
     def begin(self, runtime: Path, timeout_s: float, *, only_cpu: bool) -> None:
         """The model of this runtime folder's set is being tried. Raises `unsupported`, or `unit-failed`."""

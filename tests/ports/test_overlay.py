@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.contract import errors, release
-from agent.ports import child, image_child, mounts, overlay_child
+from agent.ports import child, hierarchies, image_child, mounts, overlay_child
 from agent.ports.overlay_merged import MergedReader, linked_images, of_extensions, parse_status
 from agent.ports.protocols import Kind, MergedSet
 
@@ -29,7 +29,7 @@ NAMES = [
 
 
 def run(request: object) -> dict[str, object]:
-    command = child.command(errors, release, mounts, image_child, overlay_child)
+    command = child.command(errors, release, mounts, image_child, hierarchies, overlay_child)
     assert all(len(part) < 128 * 1024 for part in command), "the kernel takes no more in one argument"
     done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, timeout=20, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -53,7 +53,7 @@ def test_a_name_that_somebody_reads_as_syntax_is_refused_before_anything_is_touc
 
 def test_the_child_needs_none_of_the_agent_s_files(tmp_path: Path) -> None:
     # -I keeps this folder and PYTHONPATH out, so what it imports came with it or is the interpreter's own.
-    command = child.command(errors, release, mounts, image_child, overlay_child)
+    command = child.command(errors, release, mounts, image_child, hierarchies, overlay_child)
     assert command[:3] == [sys.executable, "-I", "-c"]
     bare = ["env", "-i", *command]
     done = subprocess.run(

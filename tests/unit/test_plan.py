@@ -7,89 +7,27 @@ from typing import Any
 
 import pytest
 
-from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import Manifest
-from agent.extensions import Kind, MergedSet
-from agent.health import InferenceState
-from agent.plan import SPARE_BYTES, Bystanders, ChangeKind, NpuFacts, Observed, StepSpec, Wanted, plan_change
-from tests.change.sets import OS_RELEASE, releases, runtime, with_keys
-
-R0 = runtime("0", pose_model="0")
-R1 = runtime("1")
-R2 = runtime("2", pose_model="2")
-AGENT = runtime("3", avocado_agent="3")
-INFERENCE = InferenceState("serving", "npu", "ok", "npu", "movenet 1", 99, True, True, ("/dev/simnpu0",), 0.2, 1)
-WHOLE = [
-    "fetch_images",
-    "stage_runtime",
-    "stop_services",
-    "release_npu",
-    "switch_overlay",
-    "reload",
-    "start_services",
-    "confirm_health",
-    "activate",
-    "prune",
-]
-CONFIRMED = [*WHOLE[:-2], "await_confirmation", *WHOLE[-2:]]
-VOLATILE = ["stop_services", "release_npu", "switch_overlay", "reload", "start_services", "confirm_health"]
-
-
-def links(manifest: Manifest) -> MergedSet:
-    names: dict[Kind, list[str]] = {kind: [] for kind in Kind}
-    for extension in manifest.extensions:
-        for kind in extension.types:
-            names[Kind(kind)].append(manifest.link_name(extension).removesuffix(".raw"))
-    return MergedSet({kind: tuple(sorted(found)) for kind, found in names.items()})
-
-
-def board(active: Manifest | None = R1, *others: Manifest, **changed: Any) -> Observed:
-    staged = [manifest for manifest in (active, *others) if manifest]
-    observed = Observed(
-        target="virtual",
-        arch="x86_64",
-        python="3.13",
-        agent_version="1.2.0",
-        os_release=OS_RELEASE,
-        active=active.id if active else None,
-        previous=others[0].id if others else None,
-        runtimes={manifest.id: manifest for manifest in staged},
-        images={e.image_id: e.size_bytes for m in staged for e in m.extensions},
-        releases=releases(*staged),
-        merged=links(active) if active else MergedSet({}),
-        free_bytes=1 << 40,
-        inference=INFERENCE if active else None,
-    )
-    return replace(observed, **changed)
-
-
-def deploy(manifest: Manifest) -> Wanted:
-    return Wanted(ChangeKind.DEPLOY, manifest, source="http://host/")
-
-
-def step(steps: list[StepSpec], kind: str) -> dict[str, Any]:
-    return next(spec.inputs for spec in steps if spec.kind == kind)
-
-
-def names(images: list[dict[str, Any]]) -> list[str]:
-    return [image["name"] for image in images]
-
-
-def other_image() -> MergedSet:
-    """The names of R1, one of them another image's."""
-    return replace(links(R1), images={Kind.SYSEXT: {"98-pose-model": image(R2, "pose-model")}})
-
-
-def stranger() -> MergedSet:
-    """R1, and what somebody merged beside it."""
-    names = links(R1).names
-    return MergedSet({**names, Kind.SYSEXT: ("10-stranger", *names[Kind.SYSEXT])})
-
-
-def image(manifest: Manifest, name: str) -> str:
-    return next(extension.image_id for extension in manifest.extensions if extension.name == name)
-
+from agent.extensions import MergedSet
+from agent.plan import Bystanders, ChangeKind, NpuFacts, Observed, Wanted, plan_change
+from tests.change.sets import releases, runtime, with_keys
+from tests.plans import (
+    AGENT,
+    CONFIRMED,
+    INFERENCE,
+    R0,
+    R1,
+    R2,
+    VOLATILE,
+    WHOLE,
+    board,
+    deploy,
+    links,
+    names,
+    other_image,
+    step,
+    stranger,
+)
 
 KINDS = [
     ("a deploy", board(R1, R0), deploy(R2), WHOLE),
@@ -147,75 +85,6 @@ def test_a_trial_is_told_what_changes_and_how_many_the_npu_serves() -> None:
     assert inputs == {"to": R2.id, "units": ["pose.service"], **npu}
 
 
-@pytest.mark.parametrize(
-    ("source", "confirm", "inputs"),
-    [
-        ("unix:/run/avocado/receive-1.sock", {}, {"within_s": 60.0, "server": None}),
-        ("https://host/r", {"within_s": 20}, {"within_s": 20.0, "server": "https://host/r"}),
-        ("https://host/r", {"within_s": 0.1}, {"within_s": 60.0, "server": "https://host/r"}),
-    ],
-)
-def test_a_change_of_etc_is_confirmed_by_the_host_or_by_reaching_the_server(
-    source: str, confirm: dict[str, Any], inputs: dict[str, Any]
-) -> None:
-    manifest = with_keys(runtime("5", pose_config="5"), confirm=confirm)
-    steps = plan_change(board(R1), Wanted(ChangeKind.DEPLOY, manifest, source=source))
-    assert step(steps, "await_confirmation") == inputs
-
-
-@pytest.mark.parametrize("kind", [ChangeKind.ROLLBACK, ChangeKind.ACTIVATE, ChangeKind.ENABLE, ChangeKind.DISABLE])
-def test_a_change_of_etc_that_was_asked_for_from_afar_waits_for_the_host(kind: ChangeKind) -> None:
-    other = runtime("5", pose_config="5")
-    from_afar = plan_change(board(R1, other), Wanted(kind, other, await_host=True))
-    assert step(from_afar, "await_confirmation") == {"within_s": 60.0, "server": None}
-    here = plan_change(board(R1, other), Wanted(kind, other))
-    assert [spec.kind for spec in here] == [spec.kind for spec in from_afar if spec.kind != "await_confirmation"]
-    untouched = plan_change(board(R1, R2), Wanted(kind, R2, await_host=True))
-    assert "await_confirmation" not in {spec.kind for spec in untouched}
-
-
-def etc(*images: tuple[str, str], known: bool = True) -> MergedSet:
-    """R1 with this over /etc: merge names and images."""
-    names = {**links(R1).names, Kind.CONFEXT: tuple(sorted(name for name, _ in images))}
-    return MergedSet(names, images={Kind.CONFEXT: dict(images)} if known else {})
-
-
-CONFIG = ("99-pose-config", image(R1, "pose-config"))
-NONE = MergedSet({})
-VOLATILE_ETC = [
-    (ChangeKind.UNMERGE, links(R1), True),
-    (ChangeKind.UNMERGE, etc(), False),  # nothing lies over /etc
-    (ChangeKind.MERGE, NONE, True),
-    (ChangeKind.REFRESH, links(R1), False),
-    (ChangeKind.REFRESH, etc(CONFIG), False),
-    (ChangeKind.REFRESH, etc(), True),  # somebody unmerged it by hand
-    (ChangeKind.REFRESH, etc(("99-pose-config", "another")), True),
-    (ChangeKind.REFRESH, etc(CONFIG, ("10-stranger", "its")), True),
-    (ChangeKind.REFRESH, etc(CONFIG, ("10-stranger", "its"), known=False), True),
-    (ChangeKind.REFRESH, etc(("42-pose-config", CONFIG[1])), False),  # the same image under another number
-]
-
-
-@pytest.mark.parametrize(("kind", "merged", "waits"), VOLATILE_ETC)
-def test_a_volatile_change_from_afar_waits_for_the_host_where_etc_changes(
-    kind: ChangeKind, merged: MergedSet, waits: bool
-) -> None:
-    observed = board(R1, merged=merged)
-    from_afar = plan_change(observed, Wanted(kind, None, await_host=True))
-    assert ([spec.inputs for spec in from_afar if spec.kind == "await_confirmation"]) == (
-        [{"within_s": 60.0, "server": None}] if waits else []
-    )
-    assert not waits or from_afar[-1].kind == "await_confirmation"
-    here = plan_change(observed, Wanted(kind, None))
-    assert "await_confirmation" not in {spec.kind for spec in here}
-
-
-def test_an_unmerge_waits_as_long_as_the_runtime_that_goes_says() -> None:
-    patient = with_keys(R1, confirm={"within_s": 90})
-    steps = plan_change(board(patient), Wanted(ChangeKind.UNMERGE, None, await_host=True))
-    assert step(steps, "await_confirmation")["within_s"] == 90.0
-
-
 def test_only_what_changes_is_stopped_and_everything_is_verified() -> None:
     steps = plan_change(board(R1), deploy(R2))
     stop = step(steps, "stop_services")
@@ -265,57 +134,6 @@ def test_the_npu_is_as_the_service_describes_it_or_as_the_last_change_knew_it() 
     known = board(R1, inference=None, last_npu=NpuFacts(("/dev/galcore",), 1.5, 1))
     assert step(plan_change(known, deploy(R2)), "release_npu")["settle_s"] == 1.5
     assert step(plan_change(board(R1, inference=None), deploy(R2)), "release_npu")["nodes"] == []
-
-
-def test_where_space_is_short_the_unused_goes_first() -> None:
-    old = with_keys(runtime("9", pose_app="9", pose_model="9"), target="virtual")
-    observed = board(R1, R0, old, free_bytes=SPARE_BYTES - 500)
-    steps = plan_change(observed, deploy(R2))
-    assert [spec.kind for spec in steps] == ["prune", *WHOLE]
-    assert steps[0].inputs["keep"] == [R1.id, R0.id, R2.id]
-
-
-def test_no_space_even_without_the_unused_is_refused() -> None:
-    with pytest.raises(OperationError) as caught:
-        plan_change(board(R1, free_bytes=1000), deploy(R2))
-    assert caught.value.code is ErrorCode.NO_SPACE
-    assert caught.value.message == (
-        "cannot deploy runtime npu-pose 2: it needs 17 MiB, and 1 MiB are free with everything unused removed"
-    )
-    assert caught.value.facts["needed_bytes"] == SPARE_BYTES + 1000
-
-
-def test_what_is_there_of_an_interrupted_fetch_needs_no_room_again() -> None:
-    nearly_full = board(R1, free_bytes=SPARE_BYTES + 100)
-    with pytest.raises(OperationError) as caught:
-        plan_change(nearly_full, deploy(R2))
-    assert caught.value.code is ErrorCode.NO_SPACE
-    resumed = replace(nearly_full, parts={image(R2, "pose-model"): 900})
-    assert [spec.kind for spec in plan_change(resumed, deploy(R2))] == WHOLE
-
-
-def test_parts_that_a_prune_removes_are_room() -> None:
-    abandoned, arrived = image(runtime("9", pose_app="9"), "pose-app"), image(R1, "pose-app")
-    parts = {abandoned: 600, arrived: 400}
-    steps = plan_change(board(R1, parts=parts, free_bytes=SPARE_BYTES), deploy(R2))
-    assert [spec.kind for spec in steps] == ["prune", *WHOLE]
-    assert abandoned not in steps[0].inputs["keep_images"]
-
-
-def test_what_was_left_out_of_a_local_runtime_is_no_room() -> None:
-    without = local.disable(R1, "pose-app")
-    images = {extension.image_id: 1000 for extension in R1.extensions}
-    full = board(without, images=images, free_bytes=SPARE_BYTES)
-    wanted = deploy(runtime("2", pose_app="2"))
-    with pytest.raises(OperationError) as caught:
-        plan_change(full, wanted)
-    assert caught.value.facts["freeable_bytes"] == 0
-    steps = plan_change(replace(full, images=images | {"stray": 2000}), wanted)
-    assert image(R1, "pose-app") in step(steps, "prune")["keep_images"]
-
-
-def test_a_rollback_to_what_is_on_the_disk_needs_no_space() -> None:
-    assert plan_change(board(R2, R1, free_bytes=0), Wanted(ChangeKind.ROLLBACK, R1))
 
 
 REFUSED = [

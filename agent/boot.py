@@ -23,7 +23,7 @@ from agent.contract.manifest import Extension, Manifest
 from agent.extensions import Problem, commands, modules
 from agent.observe import Disk, owned_by
 from agent.order import in_start_order
-from agent.plan import AGENT_UNIT
+from agent.plan import AGENT_UNIT, INFERENCE_UNIT
 from agent.ports.protocols import Kind, ModuleIndexer, Overlay, Store, Units
 
 _LOG = logging.getLogger("avocado.boot")
@@ -117,7 +117,7 @@ class BootHalf:
 
     def _in_start_order(self, names: list[str]) -> list[str]:
         try:
-            return in_start_order(names, self._units.relations(names))
+            return in_start_order(names, self._units.relations(names), first=INFERENCE_UNIT)
         except OperationError as error:
             _LOG.warning("%s", error.message)
             return names

@@ -20,12 +20,12 @@ class Relations:
     stops: frozenset[str] = frozenset()
 
 
-def in_start_order(names: Iterable[str], relations: Mapping[str, Relations]) -> list[str]:
-    """The same names, each behind those of them that it is started after; otherwise as they came.
+def in_start_order(names: Iterable[str], relations: Mapping[str, Relations], *, first: str = "") -> list[str]:
+    """The same names, each behind those of them that it is started after; otherwise `first`, then as they came.
 
     A cycle is cut where it was entered: systemd cuts it too, and says so.
     """
-    names = list(dict.fromkeys(names))
+    names = sorted(dict.fromkeys(names), key=lambda name: name != first)
     ordered: dict[str, None] = {}
     entered: set[str] = set()
 

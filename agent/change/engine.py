@@ -271,7 +271,7 @@ class _Run:
 
     def _leave_if_going_down(self) -> None:
         """Raises Shutdown where a step failed only because the board, or the agent, is being stopped."""
-        self._clock.sleep(0)
+        self._clock.sleep(0)  # where the agent was told already, this raises
         if self._goes_down():
             # The agent is stopped in the same moment as whatever failed, and its word may be on the way.
             self._clock.sleep(_TOLD_WITHIN_S)

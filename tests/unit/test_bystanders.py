@@ -130,3 +130,19 @@ def test_nothing_leaves_and_nobody_is_asked() -> None:
 def test_units_start_behind_what_they_are_started_after(after: dict[str, set[str]], order: list[str]) -> None:
     relations = {name: Relations(after=frozenset(names)) for name, names in after.items()}
     assert in_start_order(["c", "a", "b"], relations) == order
+
+
+@pytest.mark.parametrize(
+    ("after", "order"),
+    [
+        ({}, ["b", "c", "a"]),
+        ({"b": {"a"}}, ["a", "b", "c"]),
+        ({"c": {"b"}}, ["b", "c", "a"]),
+        ({"b": {"a"}, "a": {"c"}}, ["c", "a", "b"]),
+    ],
+)
+def test_the_unit_that_matters_most_starts_as_early_as_that_allows(
+    after: dict[str, set[str]], order: list[str]
+) -> None:
+    relations = {name: Relations(after=frozenset(names)) for name, names in after.items()}
+    assert in_start_order(["c", "a", "b"], relations, first="b") == order

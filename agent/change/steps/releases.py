@@ -13,7 +13,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension
 from agent.extensions import Kind, owned_services
 from agent.order import in_start_order
-from agent.plan import AGENT_UNIT
+from agent.plan import AGENT_UNIT, INFERENCE_UNIT
 from agent.ports.protocols import ImageReader, Store, Units
 
 _LOG = logging.getLogger("avocado.change")
@@ -100,8 +100,9 @@ class AffectedUnits:
         return self._ordered(unit for unit in wanted if unit != AGENT_UNIT and unit not in self._stay_stopped)
 
     def _ordered(self, units: Iterable[str]) -> list[str]:
+        # One is started when the one before it is up: the pose service is away the least, stopped last and started first.
         names = list(dict.fromkeys(units))
-        return in_start_order(names, self._units.relations(names))
+        return in_start_order(names, self._units.relations(names), first=INFERENCE_UNIT)
 
     def _coming(self, inputs: Mapping[str, Any]) -> list[str]:
         return [unit for keys in self._releases.keys(inputs["images"]) for unit in owned_services(keys)]

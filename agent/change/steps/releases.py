@@ -100,7 +100,7 @@ class AffectedUnits:
         return self._ordered(unit for unit in wanted if unit != AGENT_UNIT and unit not in self._stay_stopped)
 
     def _ordered(self, units: Iterable[str]) -> list[str]:
-        # One is started when the one before it is up: the pose service is away the least, stopped last and started first.
+        # One is started when the one before it is up; so the pose service stops last and starts first.
         names = list(dict.fromkeys(units))
         return in_start_order(names, self._units.relations(names), first=INFERENCE_UNIT)
 

@@ -14,6 +14,7 @@ CLOSING = {
     Outcome.CANCELLED: (events.CHANGE_REVERTED, logging.INFO),
     Outcome.STUCK: (events.CHANGE_STUCK, logging.ERROR),
 }
+UNDONE_BY_REBOOT = "this agent does not know the step; the reboot has undone it"
 
 
 def interruption(record: ChangeRecord, boot_id: str) -> OperationError:

@@ -16,22 +16,22 @@ then stops what a step starts, and refuses to start what an undo wants back.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from agent.change import events
-from agent.change.endings import CLOSING, interruption, remedy_of_stuck
+from agent.change.endings import CLOSING, UNDONE_BY_REBOOT, interruption, remedy_of_stuck
+from agent.change.handlers import Handlers, guarded
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase, Reason, StepRecord, summary
-from agent.change.step import CommitStep, Step
+from agent.change.step import Step
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.protocols import Clock
 
 ATTEMPTS_LIMIT = 5
 _TOLD_WITHIN_S = 10.0
 _UNDOABLE = (Phase.DOING, Phase.DONE, Phase.UNDOING)
-_LOG = logging.getLogger("avocado.change")
-_Result = TypeVar("_Result")
 
 Progress = Callable[[ChangeRecord], None]
 
@@ -65,16 +65,21 @@ class Engine:
         attempts_limit: int = ATTEMPTS_LIMIT,
     ) -> None:
         self._journal = journal
-        self._handlers = handlers
+        self._handlers = Handlers(handlers)
         self._clock = clock
         self._goes_down = goes_down
         self._attempts_limit = attempts_limit
+        self._writing = threading.Lock()  # one thread at a time writes records
         self._unsaved: ChangeRecord | None = None  # an end that the disk did not take
 
     def run(self, change: NewChange, progress: Progress, cancelled: Callable[[], bool]) -> ChangeRecord:
         """Run a change to its end and return the final record. Raises only when the journal cannot take the change."""
-        # Only the newest change may be running, or a recovery would not find it.
-        self.write_late()
+        with self._writing:
+            # Only the newest change may be running, or a recovery would not find it.
+            self._write_late()
+            return self._run(change, progress, cancelled)
+
+    def _run(self, change: NewChange, progress: Progress, cancelled: Callable[[], bool]) -> ChangeRecord:
         record = ChangeRecord(
             number=self._journal.next_number(),
             kind=change.kind,
@@ -99,7 +104,17 @@ class Engine:
         return self._ended(run.to_the_end(), run)
 
     def write_late(self) -> None:
-        """The end of the last change is on the disk, where that was too full for it. Not while one runs."""
+        """The end of the last change is on the disk, where that was too full for it. For any thread.
+
+        While a change runs nothing happens: it has written that end before it began.
+        """
+        if self._writing.acquire(blocking=False):
+            try:
+                self._write_late()
+            finally:
+                self._writing.release()
+
+    def _write_late(self) -> None:
         if self._unsaved is not None:
             self._journal.save(self._unsaved)
             self._unsaved = None
@@ -109,9 +124,13 @@ class Engine:
 
         Raises OperationError when the journal cannot be read or written: then no change may run.
         """
-        record = self._journal.newest()
-        if record is None or record.outcome is not Outcome.RUNNING:
-            return None
+        with self._writing:
+            record = self._journal.newest()
+            if record is None or record.outcome is not Outcome.RUNNING:
+                return None
+            return self._recover(record, progress)
+
+    def _recover(self, record: ChangeRecord, progress: Progress) -> ChangeRecord:
         record = replace(record, attempts=record.attempts + 1)
         run = _Run(record, self._journal, self._handlers, self._clock, self._goes_down, progress, lambda: False)
         run.save()
@@ -131,7 +150,7 @@ class Engine:
             record.outcome is Outcome.RUNNING
             and not record.reverting
             and not record.committed
-            and all(step.kind in self._handlers and self._handlers[step.kind].cancellable for step in begun[-1:])
+            and self._handlers.are_cancellable(begun)
         )
 
 
@@ -142,7 +161,7 @@ class _Run:
         self,
         record: ChangeRecord,
         journal: Records,
-        handlers: Mapping[str, Step],
+        handlers: Handlers,
         clock: Clock,
         goes_down: Callable[[], bool],
         progress: Progress,
@@ -180,8 +199,10 @@ class _Run:
         self.say(events.CHANGE_RECOVERED, logging.WARNING, f"was interrupted; attempt {self.record.attempts}")
         if self.record.reverting:
             return self.to_the_end()
+        if self._handlers.was_over(self.record):
+            return self._end(Outcome.APPLIED)
         try:
-            committed = self._commit_happened()
+            committed = self._handlers.commit_happened(self.record)
         except OperationError as error:
             return self.stuck(error)
         self._put(committed=committed)
@@ -229,45 +250,46 @@ class _Run:
                 self.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: {warning}", STEP=step.kind)
             self._add_duration(step.kind, self._clock.monotonic() - began_s)
             self._put_step(index, phase=Phase.DONE, **({"warning": warning} if warning else {}))
-            handler = self._handlers.get(step.kind)
-            if handler is not None and handler.commits:
+            if self._handlers.commits(step):
                 self._put(committed=True)
             self._save_after_effect()
 
     def _do(self, index: int) -> None:
         step = self.record.steps[index]
-        handler = self._handler(step.kind)
+        handler = self._handlers.of(self.record, step)
         if step.phase is Phase.PENDING:
-            memo = self._guarded(step.kind, lambda: handler.prepare(step.inputs))
-            self._put_step(index, phase=Phase.DOING, memo=memo)
+            memo = guarded(step.kind, lambda: handler.prepare(step.inputs))
+            self._put_step(index, phase=Phase.DOING, memo=memo, volatile=handler.volatile)
             self.save()
             step = self.record.steps[index]
         try:
-            self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
+            guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
         except OperationError as error:
-            if not self._is_committed_by(step):
+            if not self._handlers.is_committed_by(step):
                 raise
             # It failed after its atomic effect. `do` reaches a state, so doing it again reaches what is left of it.
             self.say(events.STEP_WARNING, logging.WARNING, f"{step.kind}: again after {error.message}", STEP=step.kind)
-            self._guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
+            guarded(step.kind, lambda: handler.do(step.inputs, step.memo, _Report(self, index)))
 
     def _backward(self) -> None:
-        volatile_is_gone = self.record.boot_id != self._clock.boot_id()
+        rebooted = self.record.boot_id != self._clock.boot_id()
         for index in reversed(range(len(self.record.steps))):
             step = self.record.steps[index]
             if step.phase not in _UNDOABLE:
                 continue
-            if not (self._handler(step.kind).volatile and volatile_is_gone):
+            if not self._handlers.is_gone(step, rebooted=rebooted):
                 self._undo(index)
+            elif not self._handlers.knows(step):
+                _Report(self, index).warn(UNDONE_BY_REBOOT)
             self._put_step(index, phase=Phase.UNDONE)
             self._save_or_go_on()
 
     def _undo(self, index: int) -> None:
         step = self.record.steps[index]
+        handler = self._handlers.of(self.record, step)
         self._put_step(index, phase=Phase.UNDOING)
         self._save_or_go_on()
-        handler = self._handler(step.kind)
-        self._guarded(step.kind, lambda: handler.undo(step.inputs, step.memo, _Report(self, index)))
+        guarded(step.kind, lambda: handler.undo(step.inputs, step.memo, _Report(self, index)))
 
     def _leave_if_going_down(self) -> None:
         """Raises Shutdown where a step failed only because the board, or the agent, is being stopped."""
@@ -290,44 +312,14 @@ class _Run:
         events.event(message_id, level, summary(self.record), CHANGE_ID=self.record.number)
         return self.record
 
-    def _commit_happened(self) -> bool:
-        """What the device says, whatever the journal says: a rename that was not synced is gone after a power cut."""
-        return any(self._is_committed_by(step) for step in self.record.steps)
-
-    def _is_committed_by(self, step: StepRecord) -> bool:
-        if step.phase is Phase.PENDING:
-            return False
-        handler = self._handler(step.kind)
-        return isinstance(handler, CommitStep) and self._guarded(step.kind, lambda: handler.happened(step.inputs))
-
     def _is_final(self, index: int) -> bool:
-        return self.record.committed or self._is_committed_by(self.record.steps[index])
+        return self.record.committed or self._handlers.is_committed_by(self.record.steps[index])
 
     def _stop_if_cancelled(self, begun: tuple[StepRecord, ...]) -> None:
-        may = not self.record.committed and all(self._handler(step.kind).cancellable for step in begun[-1:])
-        if may and self._cancelled():
+        if not self.record.committed and self._handlers.are_cancellable(begun) and self._cancelled():
             raise OperationError(
                 ErrorCode.CHANGE_CANCELLED, f"cannot finish change {self.record.number}: it was cancelled"
             )
-
-    def _handler(self, kind: str) -> Step:
-        try:
-            return self._handlers[kind]
-        except KeyError as cause:
-            raise OperationError(
-                ErrorCode.UNSUPPORTED,
-                f"cannot go on with change {self.record.number}: this agent does not know the step {kind}",
-            ) from cause
-
-    def _guarded(self, kind: str, call: Callable[[], _Result]) -> _Result:
-        try:
-            return call()
-        except OperationError:
-            raise
-        except Exception as cause:
-            # A boundary: a bug in a step must not leave the board in between.
-            _LOG.exception("step %s raised", kind)
-            raise OperationError(ErrorCode.INTERNAL, f"cannot finish step {kind}: {cause!r}") from cause
 
     def _save_after_effect(self) -> None:
         try:

@@ -65,13 +65,17 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step with how far it is and what its undo needs."""
+    """One step with how far it is and what its undo needs.
+
+    `volatile`: it has begun and a reboot undoes it, which an agent that does not know the kind reads here.
+    """
 
     kind: str
     inputs: dict[str, Any]
     phase: Phase = Phase.PENDING
     memo: dict[str, Any] = field(default_factory=dict)
     warning: str = ""
+    volatile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,14 @@ class ChangeRecord:
             "reason": reason and {"code": reason.code.value, "message": reason.message, "remedy": reason.remedy},
             "attempts": self.attempts,
             "steps": [
-                {"kind": s.kind, "inputs": s.inputs, "phase": s.phase.value, "memo": s.memo, "warning": s.warning}
+                {
+                    "kind": s.kind,
+                    "inputs": s.inputs,
+                    "phase": s.phase.value,
+                    "memo": s.memo,
+                    "warning": s.warning,
+                    "volatile": s.volatile,
+                }
                 for s in self.steps
             ],
             "facts": self.facts,
@@ -190,7 +201,14 @@ def _from_document(document: Mapping[str, Any]) -> ChangeRecord:
         from_runtime=document["from_runtime"],
         to_runtime=document["to_runtime"],
         steps=tuple(
-            StepRecord(s["kind"], s["inputs"], Phase(s["phase"]), s["memo"], s.get("warning", ""))
+            StepRecord(
+                s["kind"],
+                s["inputs"],
+                Phase(s["phase"]),
+                s["memo"],
+                s.get("warning", ""),
+                volatile=s.get("volatile") is True,
+            )
             for s in document["steps"]
         ),
         started_at=document["started_at"],

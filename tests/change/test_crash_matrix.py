@@ -178,11 +178,11 @@ def _empty(value: object) -> object:
     return type(value)() if isinstance(value, list | dict | bool) else None
 
 
-def _reverts_past_the_commit(run: object) -> bool:
+def _reverts_past_the_commit(handlers: object, record: object) -> bool:
     return False
 
 
-def _believes_the_journal(run: object, step: object) -> bool:
+def _believes_the_journal(handlers: object, step: object) -> bool:
     return False
 
 
@@ -194,10 +194,15 @@ def _activates_before_the_proof(story: Story) -> list[StepSpec]:
     return [*rest[:at], *activate, *rest[at:]]
 
 
+def _believes_that_all_was_done(handlers: object, record: ChangeRecord) -> bool:
+    return not record.reverting
+
+
 LAWS: dict[str, tuple[str, object]] = {
     "the failing step is undone too": ("_UNDOABLE", (Phase.DONE, Phase.UNDOING)),
-    "recovery asks the device whether it committed": ("_Run._is_committed_by", _believes_the_journal),
-    "after the commit a restart only finishes": ("_Run._commit_happened", _reverts_past_the_commit),
+    "recovery asks the device whether it committed": ("Handlers.is_committed_by", _believes_the_journal),
+    "after the commit a restart only finishes": ("Handlers.commit_happened", _reverts_past_the_commit),
+    "only a change whose every step is done was over": ("Handlers.was_over", _believes_that_all_was_done),
 }
 
 

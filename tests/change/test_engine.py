@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,8 +10,6 @@ from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, NewChange, Outcome, Phase
 from agent.change.step import Shutdown
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import Manifest
-from agent.plan import ChangeKind, Wanted
 from tests.change.fakes import FakeClock
 from tests.change.stories import R0, R1, R2, board, deploy
 from tests.change.wired import change_on, engine_on, run
@@ -168,55 +164,6 @@ def test_a_journal_that_takes_nothing_begins_nothing() -> None:
     with pytest.raises(OperationError, match="cannot write: full"):
         run(world, deploy(R2)())
     assert world.calls == [("journal", None, None)]
-
-
-@pytest.mark.parametrize(("active", "outcome"), [(R2, Outcome.APPLIED), (R1, Outcome.STUCK)])
-def test_a_step_that_only_another_agent_knows_is_not_guessed_at(active: Manifest, outcome: Outcome) -> None:
-    world = board(R1)
-    done = run(world, deploy(R2)())
-    world.active = active.id
-    last = len(done.steps) - 1
-    world.records[1] = replace(done, outcome=Outcome.RUNNING).with_step(last, kind="polish", phase=Phase.DOING)
-    record = engine_on(world).recover(lambda _: None)
-    message = "cannot go on with change 1: this agent does not know the step polish"
-    assert record
-    assert record.outcome is outcome
-    assert message in (record.steps[last].warning, (record.reason.message if record.reason else "").split(";")[0])
-
-
-@pytest.mark.parametrize("by_itself", [False, True])
-def test_the_end_of_a_change_that_the_disk_did_not_take_is_written_before_the_next_one_begins(by_itself: bool) -> None:
-    world = board(R1, previous=R0)
-    full = False
-
-    def refuse(call: Any, world: World) -> OperationError | None:
-        return (
-            OperationError(ErrorCode.NO_SPACE, "cannot write: the disk is full")
-            if call[0] == "journal" and full
-            else None
-        )
-
-    world.fail_when = refuse
-    engine = engine_on(world)
-
-    def is_the_end(record: ChangeRecord) -> None:
-        nonlocal full
-        full = full or (record.step is not None and record.step.kind == "prune")
-
-    deploying, rolling_back = change_on(world, deploy(R2)()), None
-    assert engine.run(deploying, is_the_end, lambda: False).outcome is Outcome.APPLIED
-    assert world.records[1].outcome is Outcome.RUNNING
-    rolling_back = change_on(world, Wanted(ChangeKind.ROLLBACK, R1))
-    with pytest.raises(OperationError):
-        engine.run(rolling_back, lambda _: None, lambda: False)
-    with pytest.raises(OperationError):
-        engine.write_late()
-    full = False
-    if by_itself:  # the agent tries now and then, so that nobody reads for long that it still runs
-        engine.write_late()
-        assert world.records[1].outcome is Outcome.APPLIED
-    assert engine.run(rolling_back, lambda _: None, lambda: False).outcome is Outcome.APPLIED
-    assert [world.records[number].outcome for number in (1, 2)] == [Outcome.APPLIED, Outcome.APPLIED]
 
 
 def test_an_engine_needs_no_step_by_name() -> None:

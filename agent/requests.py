@@ -90,7 +90,10 @@ class Planner:
         wanted = replace(self._wanted(ask, observed), warm_up=ask.warm_up or self._warm_up)
         if ask.kind is ChangeKind.DEPLOY and wanted.manifest is not None and wanted.manifest.id == observed.active:
             # The runtime that is there already: asked for again where an image of it is lost, which its name hides.
-            observed = replace(observed, images=self._observer.disk.good_images(wanted.manifest.extensions))
+            extensions = wanted.manifest.extensions
+            lost = {e.image_id for e in extensions} - self._observer.disk.good_images(extensions).keys()
+            held = {image: size for image, size in observed.images.items() if image not in lost}
+            observed = replace(observed, images=held)
         shown = shown_runtime(observed)
         _keep_the_agent(ask, shown, wanted.manifest)
         gone = leaving(observed, wanted)

@@ -235,6 +235,9 @@ def test_the_active_runtime_deployed_again_brings_the_image_that_is_lost_behind_
     asked = Again(Board(), None, OpenSources(lambda source: None), Board())  # type: ignore[arg-type]
     steps = [step.kind for step in asked.plan(Ask(ChangeKind.DEPLOY, "root", source="unix:/x")).steps]
     assert steps[:2] == ["fetch_images", "stage_runtime"]
+    # What nobody uses makes room for it, as for any other runtime.
+    observed = replace(observed, images=observed.images | {"unused": 1 << 30}, free_bytes=1 << 20)
+    assert asked.plan(Ask(ChangeKind.DEPLOY, "root", source="unix:/x")).steps[0].kind == "prune"
     good |= {e.image_id: e.size_bytes for e in manifest.extensions}
     assert asked.plan(Ask(ChangeKind.DEPLOY, "root", source="unix:/x")).steps == []
 

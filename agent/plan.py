@@ -272,7 +272,9 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     if to is not None:
         # A unit file may be among what was left out here.
         starting = affected | {"partial": bool(signed(to)[1])}
-        steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting)]
+        # Only a set that is to be booted: what boots already is merged again, whatever its agent says.
+        agent = {"brings_agent": kind in _MOVES and any(e.name == AGENT_EXTENSION for e in new)}
+        steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting | agent)]
     return steps
 
 

@@ -49,7 +49,10 @@ class Units(Protocol):
         """systemd has read its unit files again (daemon-reload), and the bus its policy. Raises `no-space`."""
 
     def run(self, argv: Sequence[str], timeout_s: float) -> None:
-        """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
+        """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0.
+
+        The facts of its `unit-failed` have the `exit_status` of a command that ended by itself.
+        """
 
 
 class Overlay(Protocol):

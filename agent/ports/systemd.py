@@ -101,7 +101,10 @@ class SystemdUnits:
         self._peer.wait(self._reload_manager(timeout_s), timeout_s)
 
     def run(self, argv: Sequence[str], timeout_s: float) -> None:
-        """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0."""
+        """A command has run as a transient unit of PID 1, outside the agent's sandbox, with exit status 0.
+
+        The facts of its `unit-failed` have the `exit_status` of a command that ended by itself.
+        """
         self._peer.wait(self._run(list(argv), timeout_s), timeout_s + 2 * _CALL_TIMEOUT_S)
 
     def goes_down(self) -> bool:
@@ -141,6 +144,11 @@ class SystemdUnits:
     def settings(self, name: str, wanted: list[str]) -> dict[str, Any]:
         """Some settings of a loaded service, as systemd has read its files. Raises `unit-failed`."""
         return self._peer.wait(self._read_settings(name, wanted), 2 * _CALL_TIMEOUT_S)
+
+    def files(self, name: str) -> tuple[str, list[str]]:
+        """The file that systemd has read for a loaded unit, and the drop-ins. Raises `unit-failed`."""
+        said = self._peer.wait(self._read_settings(name, ["FragmentPath", "DropInPaths"], UNIT), 2 * _CALL_TIMEOUT_S)
+        return said["FragmentPath"], said["DropInPaths"]
 
     def forget(self, name: str) -> None:
         """How the unit ended was read; a transient one is gone."""
@@ -193,10 +201,10 @@ class SystemdUnits:
             return None
         return Relations(frozenset(said["After"]), frozenset(name for key in _STOPPED_WITH for name in said[key]))
 
-    async def _read_settings(self, name: str, wanted: list[str]) -> dict[str, Any]:
+    async def _read_settings(self, name: str, wanted: list[str], interface: str = SERVICE) -> dict[str, Any]:
         rows = (await self._peer.ask("ListUnitsByNames", "as", [[name]], timeout_s=_CALL_TIMEOUT_S))[0]
         try:
-            return await self._peer.properties(rows[0][6], SERVICE, wanted, timeout_s=_CALL_TIMEOUT_S)
+            return await self._peer.properties(rows[0][6], interface, wanted, timeout_s=_CALL_TIMEOUT_S)
         except PeerError as cause:
             raise _unit_failed(name, f"its settings cannot be read: {cause.text}") from cause
 
@@ -260,9 +268,16 @@ class SystemdUnits:
                 ErrorCode.UNIT_FAILED,
                 f"cannot run {' '.join(argv)}: {state.result or cause.message}",
                 f"See why: journalctl -b -n 30 -u {unit}",
+                await self._exit_status(unit) if state.result == "exit-code" else {},
             ) from cause
         finally:
             await self._forget(unit)
+
+    async def _exit_status(self, unit: str) -> dict[str, Any]:
+        try:
+            return {"exit_status": (await self._read_settings(unit, ["ExecMainStatus"]))["ExecMainStatus"]}
+        except OperationError:  # systemd forgot it meanwhile
+            return {}
 
     async def _forget(self, unit: str) -> None:
         # A transient unit that failed stays loaded until somebody says that its result was read.

@@ -41,12 +41,14 @@ class FakeUnit:
     active: str = "inactive"
     load: str = "loaded"
     result: str = "success"
+    exit_status: int = 0
     restarts: int = 0
     what: str = ""
     argv: tuple[str, ...] = ()
     properties: dict[str, Any] = field(default_factory=dict)  # of a transient one
     ignores_stop: bool = False  # as a process that ignores SIGTERM
     survives_kill: bool = False  # as one that hangs in the kernel
+    files: tuple[str, ...] = ()  # the fragment and the drop-ins
     after: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
     type: str = "simple"
@@ -69,6 +71,10 @@ class _Service(ServiceInterface):
     @dbus_property(PropertyAccess.READ, "Result")
     def result(self) -> DBusStr:
         return self.unit.result
+
+    @dbus_property(PropertyAccess.READ, "ExecMainStatus")
+    def exit_status(self) -> DBusInt32:
+        return self.unit.exit_status
 
     @dbus_property(PropertyAccess.READ, "MainPID")
     def main_pid(self) -> DBusUInt32:
@@ -112,6 +118,14 @@ class _Unit(ServiceInterface):
         super().__init__("org.freedesktop.systemd1.Unit")
         self.unit = unit
 
+    @dbus_property(PropertyAccess.READ, "FragmentPath")
+    def fragment_path(self) -> DBusStr:
+        return self.unit.files[0] if self.unit.files else ""
+
+    @dbus_property(PropertyAccess.READ, "DropInPaths")
+    def drop_in_paths(self) -> Names:
+        return list(self.unit.files[1:])
+
     @dbus_property(PropertyAccess.READ, "After")
     def after(self) -> Names:
         return list(self.unit.after)
@@ -141,6 +155,7 @@ class FakeSystemd(ServiceInterface):
         self._bus: MessageBus | None = None
         self._jobs = 0
         self.state_of_all = "running"
+        self.exit_status = 1  # of what fails
         programs.mkdir(exist_ok=True)
         for kind in ("sysext", "confext"):
             program = programs / f"systemd-{kind}"
@@ -278,7 +293,7 @@ class FakeSystemd(ServiceInterface):
         if result == "done":
             unit.active = reached
         elif result == "failed":
-            unit.active, unit.result = "failed", "exit-code"
+            unit.active, unit.result, unit.exit_status = "failed", "exit-code", self.exit_status
         self._jobs += 1
         path = f"{PATH}/job/{self._jobs}"
         # systemd's signal may follow the reply at once; before it would be too early for any client.

@@ -167,9 +167,11 @@ def test_a_command_runs_as_a_transient_unit_and_its_failure_names_it(address: st
         units.run(["true", "-x"], 5)
         assert ("StartTransientUnit", "true -x") in systemd.calls
         systemd.fail_when = lambda member, name: "failed" if member == "StartTransientUnit" else None
+        systemd.exit_status = 2
         with pytest.raises(OperationError) as caught:
             units.run(["false", "now"], 5)
         assert caught.value.message == "cannot run false now: exit-code"
+        assert caught.value.facts == {"exit_status": 2}
         assert not [name for name in systemd.units if name.startswith("avocado-run-")]
         with pytest.raises(OperationError) as missing:
             units.run(["no-such-program"], 5)

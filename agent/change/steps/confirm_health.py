@@ -1,4 +1,8 @@
-"""confirm_health: the proof is in. Takes samples until agent/health.py has decided; its reason is the step's error."""
+"""confirm_health: the proof is in. Takes samples until agent/health.py has decided; its reason is the step's error.
+
+Then the agent that the set brings is asked whether it would start. One that is too old for the question is no broken
+one, or no board could go back to it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from agent.change.steps.absence import Absence
 from agent.change.steps.releases import AffectedUnits
 from agent.contract.errors import ErrorCode, OperationError
 from agent.health import Health, HealthPolicy, Sample, SelfTest, answering, judge, wants_self_test
-from agent.plan import AGENT_EXTENSION, AGENT_UNIT, INFERENCE_UNIT
+from agent.plan import AGENT_UNIT, INFERENCE_UNIT
 from agent.ports.protocols import Clock, Inference, InferenceState, Units
 
 POLL_S = 0.2
@@ -19,13 +23,14 @@ ASK_TIMEOUT_S = 5.0
 SELF_TEST_TIMEOUT_S = 30.0
 AGENT_CHECK = ("/usr/bin/avocadod", "--check")
 AGENT_TIMEOUT_S = 60.0
+_USAGE = 2  # argparse's exit status for an option that it does not know
 
 _LOG = logging.getLogger("avocado.change")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmHealth:
-    """Inputs as start_services. Facts: away_s, backend, model."""
+    """Inputs as start_services, and whether the set `brings_agent`. Facts: away_s, backend, model."""
 
     units: Units
     affected: AffectedUnits
@@ -45,12 +50,13 @@ class ConfirmHealth:
         return {"units": [unit for unit in self.affected.to_start(inputs) if unit not in others]}
 
     def do(self, inputs: Inputs, memo: Memo, report: Report) -> None:
-        """Healthy was said. Raises `unhealthy` with the reason."""
-        if any(image["name"] == AGENT_EXTENSION for image in inputs.get("images", ())):
-            self._prove_agent()
-        names = memo["units"]
-        if not names:
-            return
+        """Healthy was said, and the agent would start. Raises `unhealthy` with the reason."""
+        if memo["units"]:
+            self._prove_services(memo["units"], report)
+        if inputs.get("brings_agent"):
+            self._prove_agent(report)
+
+    def _prove_services(self, names: Sequence[str], report: Report) -> None:
         expected = INFERENCE_UNIT in names
         samples: list[Sample] = []
         away = True
@@ -71,16 +77,18 @@ class ConfirmHealth:
                 )
             self.clock.sleep(POLL_S)
 
-    def _prove_agent(self) -> None:
+    def _prove_agent(self, report: Report) -> None:
         """The agent that makes the change lives on; the one it brings is met at the next boot, which needs it."""
         try:
             self.units.run(AGENT_CHECK, AGENT_TIMEOUT_S)
         except OperationError as error:
-            raise OperationError(
-                ErrorCode.UNHEALTHY,
-                f"cannot confirm the new set: the agent that it brings would not start: {error.message}",
-                error.remedy,
-            ) from error
+            if error.facts.get("exit_status") != _USAGE:
+                raise OperationError(
+                    ErrorCode.UNHEALTHY,
+                    f"cannot confirm the new set: the agent that it brings would not start: {error.message}",
+                    error.remedy,
+                ) from error
+            report.warn("the agent that the set brings could not be asked whether it would start: it is too old")
         unit = self.units.states([AGENT_UNIT])[AGENT_UNIT]
         if unit.load in ("bad-setting", "error"):
             raise OperationError(

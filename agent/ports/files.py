@@ -34,7 +34,7 @@ _LOG = logging.getLogger("avocado.files")
 _CHUNK = 1 << 20
 _INDEX = f"{Kind.SYSEXT}/{MODULE_INDEX_LINK}"
 # What agent/transfer.py leaves of an image that did not arrive whole.
-_PART_SUFFIXES = ("part", "progress", "progress-new")
+PART_SUFFIXES = ("part", "progress", "progress-new")
 
 
 def write_durably(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -193,7 +193,7 @@ class FileStore:
         found: dict[str, int] = {}
         for path in sorted(self._images.iterdir()) if self._images.is_dir() else ():
             name, _, suffix = path.name.partition(".")
-            if suffix in _PART_SUFFIXES and _is_id(name):
+            if suffix in PART_SUFFIXES and _is_id(name):
                 found[name] = found.get(name, 0) + path.lstat().st_blocks * 512
         return found
 
@@ -208,7 +208,7 @@ class FileStore:
         """The part of the image is gone, and what was remembered of it."""
         part = self._images / f"{_checked_id(image_id)}.part"
         with disk_errors(part):
-            for suffix in _PART_SUFFIXES:
+            for suffix in PART_SUFFIXES:
                 part.with_suffix(f".{suffix}").unlink(missing_ok=True)
             if self._images.is_dir():
                 sync_folder(self._images)

@@ -13,9 +13,13 @@ from pathlib import Path
 
 from agent.contract.manifest import MODULE_INDEX_LINK, Manifest
 from agent.extensions import Problem, boot_link_problem, link_problem, stray_problem
+from agent.ports.files import PART_SUFFIXES
 from agent.ports.protocols import Kind
 
-_IMAGE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(raw|part)")
+_ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_IMAGE = re.compile(rf"{_ID}\.raw")
+# With what an interrupted fetch goes on with; a power cut may leave one without the other.
+_OURS = re.compile(rf"{_ID}\.(raw|{'|'.join(PART_SUFFIXES)})")
 _BOOT_FOLDERS = {Kind.SYSEXT: "var/lib/extensions", Kind.CONFEXT: "var/lib/confexts"}
 # Where else systemd 257 looks. /usr/lib and /usr/local/lib belong to the base.
 _OTHER_FOLDERS = ("etc/extensions", "run/extensions", "run/confexts")
@@ -39,7 +43,7 @@ class Strays:
 
     def _beside_images(self) -> Iterator[Path]:
         for path in _listed(self._state / "images"):
-            if not (_IMAGE.fullmatch(path.name) and path.is_file() and not path.is_symlink()):
+            if not (_OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink()):
                 yield path
 
     def _beside_links(self, folder: Path, manifest: Manifest) -> Iterator[Problem]:
@@ -51,7 +55,7 @@ class Strays:
             }
             present = {path.name: path for path in _listed(folder / kind)}
             for name, path in present.items():
-                if name not in links and not _is_index(kind, path):
+                if name not in links and not _is_index(kind, path) and not _is_half_made(path, links):
                     yield stray_problem(str(path), merges=_is_scanned(path))
             for name, target in links.items():
                 path = folder / kind / name
@@ -79,6 +83,12 @@ def _listed(folder: Path) -> list[Path]:
 def _is_lock(path: Path) -> bool:
     """What systemd locks an image with, `.#NAME.lck`; the file stays when the lock is gone."""
     return path.name.startswith(".#") and path.name.endswith(".lck") and path.is_file() and not path.is_symlink()
+
+
+def _is_half_made(path: Path, links: Mapping[str, str]) -> bool:
+    """A link of ours that a power cut kept from its name (files.rename_link_durably)."""
+    name = path.name.removeprefix(".").removesuffix(".tmp")
+    return path.name == f".{name}.tmp" and name in (*links, MODULE_INDEX_LINK) and path.is_symlink()
 
 
 def _is_index(kind: Kind, path: Path) -> bool:

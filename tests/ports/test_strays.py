@@ -34,7 +34,10 @@ def found(state: Path, root: Path | None = None, manifest: Manifest = R1) -> dic
 
 
 def test_a_state_as_the_agent_made_it_has_no_strays(state: Path) -> None:
-    (state / "images" / f"{R1.extensions[0].image_id}.part").write_bytes(b"on its way")
+    for suffix in ("part", "progress", "progress-new"):  # an interrupted fetch goes on with these
+        (state / "images" / f"{R1.extensions[0].image_id}.{suffix}").write_bytes(b"on its way")
+    for link in ("98-pose-model.raw", "99-zz-module-index.raw"):
+        (state / "runtimes" / R1.id / "sysext" / f".{link}.tmp").symlink_to("../../../images/x.raw")
     assert found(state) == {}
 
 

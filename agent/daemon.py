@@ -43,7 +43,7 @@ from agent.itself import started_from
 from agent.observe import Disk, Observer, identify, read_board
 from agent.ports.clock import SystemClock
 from agent.ports.fetch import HttpFetcher, answers
-from agent.ports.files import FileRuntimes, FileStore, write_durably
+from agent.ports.files import FileStore, write_durably
 from agent.ports.images import MountedImages
 from agent.ports.inference import BusInference
 from agent.ports.mapped import ProcMappings
@@ -54,9 +54,10 @@ from agent.ports.overlay import choose_overlay
 from agent.ports.privacy import keep_private
 from agent.ports.protocols import Source, Switching
 from agent.ports.rehearsal import UnitRehearsal
+from agent.ports.runtimes import FileRuntimes
 from agent.ports.strays import Strays
 from agent.ports.systemd import SystemdUnits
-from agent.publish import StatusKeeper
+from agent.publish import StatusKeeper, said_to_run
 from agent.requests import Changes, OpenSources, Planner
 from agent.restarts import Restarts
 from agent.signals import Signals
@@ -288,15 +289,8 @@ class Daemon:
                 listener(newest)
 
     def _serves(self) -> str:
-        """What the board runs, in the words of the status document, for who reads the journal."""
-        status = self._gather(None)
-        runtime, extensions = status.get("runtime"), status.get("extensions") or []
-        if not runtime:
-            return f"agent {VERSION} ready: no runtime is active"
-        merged = ", ".join(f"{one['name']} {one['version']}" for one in extensions if one["isMerged"]) or "nothing"
-        return (
-            f"agent {VERSION} ready: runtime {runtime['id']} ({runtime['name']} {runtime['version']}), merged: {merged}"
-        )
+        active = self._parts.observer.disk.runtimes.active()
+        return f"agent {VERSION} ready: {said_to_run(self._gather(None), active)}"
 
     def _settle(self) -> None:
         self._parts.settle(_SETTLE_TIMEOUT_S)
@@ -324,6 +318,7 @@ class Daemon:
             inference,
             [
                 *self._start_problems,
+                *self._parts.boot.damaged(),
                 *map(_problem, self._trust.problems()),
                 *self._unwritten(),
                 *self._differences(inference),

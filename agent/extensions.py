@@ -40,6 +40,15 @@ class MergedSet:
         )
 
 
+def merge_names(manifest: Manifest) -> dict[str, list[str]]:
+    """What systemd calls a runtime's extensions once they are merged, per kind, lowest first."""
+    links: dict[str, list[str]] = {kind.value: [] for kind in Kind}
+    for extension in manifest.extensions:
+        for kind in extension.types:
+            links[kind].append(manifest.link_name(extension).removesuffix(".raw"))
+    return {kind: sorted(names) for kind, names in links.items() if names}
+
+
 @dataclass(frozen=True, slots=True)
 class ExtensionView:
     """One extension from both sides. `origin` is `runtime`, `other-runtime` (on disk only) or `foreign`."""
@@ -85,7 +94,7 @@ Releases = Mapping[str, Mapping[Kind, Mapping[str, str]]]  # image id -> kind ->
 
 def compare(
     wanted: Manifest | None,
-    merged: MergedSet,
+    merged: MergedSet | None,
     *,
     held: Iterable[str],
     releases: Releases,
@@ -94,9 +103,11 @@ def compare(
     """Installed (`held` image ids), merged and wanted, put beside one another.
 
     `wanted` is the manifest whose set should run: the active one, or a change's during its trial. What it leaves out of
-    its signed one is shown as disabled. `others` are the further runtimes on disk.
+    its signed one is shown as disabled. `others` are the further runtimes on disk. `merged` is None where nobody could
+    tell: then it is not judged.
     """
-    held = frozenset(held)
+    held, known_merged = frozenset(held), merged is not None
+    merged = merged or MergedSet({})
     views: list[ExtensionView] = []
     problems: list[Problem] = []
     listed = list(wanted.extensions) if wanted else []
@@ -104,7 +115,7 @@ def compare(
         link = wanted.link_name(extension).removesuffix(".raw") if wanted else ""
         view = _view(extension, "runtime", link, merged, held, releases)
         views.append(view)
-        problems.extend(_problems_of(view, merged))
+        problems.extend(_problems_of(view, merged) if known_merged or not view.installed else [])
     base, left_out = signed(wanted) if wanted else (None, ())
     for extension in base.extensions if base else ():
         if extension.name in left_out:

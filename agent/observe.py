@@ -7,6 +7,7 @@ it is read once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import platform
@@ -20,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from agent.change.record import ChangeRecord, Outcome
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.local import signed
+from agent.contract.local import is_partial, signed
 from agent.contract.manifest import Extension, Manifest
 from agent.contract.status import (
     SCHEMA,
@@ -49,10 +50,13 @@ from agent.ports.protocols import (
     UnitState,
 )
 from agent.problems import change_problems, inference_problems, service_problems
+from agent.staged import active_manifest, linked_active, read_manifests
 
 _DESCRIBE_TIMEOUT_S = 2.0
+_NOTHING = MergedSet({})
 _LOG = logging.getLogger("avocado.observe")
 _Answer = TypeVar("_Answer")
+_Other = TypeVar("_Other")
 
 Releases = dict[str, Mapping[Kind, Mapping[str, str]]]
 
@@ -125,23 +129,11 @@ class Disk:
 
     def manifests(self) -> tuple[dict[str, Manifest], list[OperationError]]:
         """Every runtime on disk that can be read, and what could not."""
-        found: dict[str, Manifest] = {}
-        errors: list[OperationError] = []
-        for runtime in self.runtimes.ids():
-            try:
-                found[runtime] = self.runtimes.manifest(runtime)
-            except OperationError as error:
-                errors.append(error)
-        return found, errors
+        return read_manifests(self.runtimes)
 
     def active_manifest(self) -> Manifest | None:
-        """The active runtime; None where there is none, or where it is damaged: what replaces it must be let in."""
-        active = self.runtimes.active()
-        try:
-            return self.runtimes.manifest(active) if active else None
-        except OperationError as error:
-            _LOG.warning("%s", error.message)
-            return None
+        """The active runtime, as its links tell it where its manifest is damaged; None where none is active."""
+        return active_manifest(self.runtimes)
 
     def strays(self, manifests: Mapping[str, Manifest]) -> list[Problem]:
         """What lies among all this that nobody deployed."""
@@ -149,8 +141,12 @@ class Disk:
 
     def image_sizes(self) -> dict[str, int]:
         """Every complete image and its size in bytes."""
-        paths = ((image_id, self.store.image(image_id)) for image_id in self.store.image_ids())
-        return {image_id: path.stat().st_size for image_id, path in paths if path is not None}
+        found: dict[str, int] = {}
+        for image_id in self.store.image_ids():
+            path = self.store.image(image_id)
+            with contextlib.suppress(OSError):  # gone meanwhile, or it cannot be read: it is not there
+                found |= {image_id: path.stat().st_size} if path is not None else {}
+        return found
 
     def good_images(self, extensions: Iterable[Extension]) -> dict[str, int]:
         """Of these, the images that still have the bytes that were signed, and their sizes. Reads them all."""
@@ -191,13 +187,15 @@ class Observer:
 
     def observe(self, journal: History) -> Observed:
         """The board before a change."""
+        identity = self.identity
         manifests, _ = self.disk.manifests()
         runtimes = self.disk.runtimes
         active = runtimes.active()
+        if (linked := linked_active(runtimes, manifests)) is not None:
+            manifests[linked.id] = linked.on_board(identity.target, identity.arch)
         merged = self._overlay.merged()
         releases, _ = self.disk.releases(e for m in manifests.values() for e in m.extensions)
         newest = next(journal.changes(), None)
-        identity = self.identity
         inference, silent = self._ask_inference()
         return Observed(
             target=identity.target,
@@ -242,13 +240,15 @@ class Observer:
         manifests, errors = self.disk.manifests()
         runtimes = self.disk.runtimes
         active, previous = runtimes.active(), runtimes.previous()
-        wanted = manifests.get(active or "")
+        signed_one = manifests.get(active or "")
+        wanted = signed_one or linked_active(runtimes, manifests)
         trial = manifests.get(record.to_runtime or "") if record and record.outcome is Outcome.RUNNING else None
         # What cannot be asked is one more problem in the document, never the end of it.
-        merged = _kept(self._overlay.merged, MergedSet({}), errors)
-        releases, bad_images = self.disk.releases(e for m in manifests.values() for e in m.extensions)
+        merged = _kept(self._overlay.merged, None, errors)
+        listed = [*manifests.values(), *([wanted] if wanted and wanted is not signed_one else [])]
+        releases, bad_images = self.disk.releases(e for m in listed for e in m.extensions)
         report = compare(
-            trial if trial is not None and merged.is_exactly(trial) else wanted,
+            trial if trial is not None and merged is not None and merged.is_exactly(trial) else wanted,
             merged,
             held=self.disk.store.image_ids(),
             releases=releases,
@@ -259,13 +259,12 @@ class Observer:
         services = _kept(partial(self._units.states, owned), none, errors)
         problems = [
             *(_problem_of(error) for error in (*errors, *bad_images)),
-            # Where nobody can read what is wanted, that is the problem, and not whatever is merged.
-            *(_entry_of(problem) for problem in (report.problems if wanted or active is None else ())),
+            *(_entry_of(problem) for problem in report.problems),
             *(_entry_of(problem) for problem in self.disk.strays(manifests)),
             *(_entry_of(problem) for problem in extra_problems),
             *change_problems(record),
-            *(() if busy else agent_problems(newer_agent(self.identity.agent_image, merged, manifests.values()))),
-            *(() if busy else service_problems(services, partial=wanted is not None and bool(signed(wanted)[1]))),
+            *(() if busy else agent_problems(newer_agent(self.identity.agent_image, merged or _NOTHING, listed))),
+            *(() if busy else service_problems(services, partial=wanted is not None and is_partial(wanted))),
             *(() if busy or inference is None else inference_problems(inference)),
         ]
         document: StatusDocument = {
@@ -273,21 +272,21 @@ class Observer:
             "target": self.identity.target,
             "arch": self.identity.arch,
             "agent": agent_entry(self.identity.agent_version, interval_s, now),
-            "runtime": _runtime_entry(wanted),
+            "runtime": _runtime_entry(signed_one),
             "previous": _runtime_entry(manifests.get(previous or "")),
             "runtimes": [_present(m) for m in sorted(manifests.values(), key=lambda m: m.built_at, reverse=True)],
-            "extensions": [_extension_entry(view) for view in report.extensions],
+            "extensions": [_extension_entry(view, known=merged is not None) for view in report.extensions],
             "services": [_service_entry(state) for state in services.values()],
             "inference": dict(inference) if inference is not None else None,
             "change": change_entry(record.as_dict()) if record is not None else None,
-            "problems": problems,
+            "problems": [problem for at, problem in enumerate(problems) if problem not in problems[:at]],
         }
         if (switching := self.identity.switching) is not None:
             document["switching"] = {"way": switching.way, "reason": switching.reason}
         return document
 
 
-def _kept(ask: Callable[[], _Answer], otherwise: _Answer, errors: list[OperationError]) -> _Answer:
+def _kept(ask: Callable[[], _Answer], otherwise: _Other, errors: list[OperationError]) -> _Answer | _Other:
     try:
         return ask()
     except OperationError as error:
@@ -328,8 +327,8 @@ def _runtime_entry(manifest: Manifest | None) -> RuntimeEntry | None:
     return None if manifest is None else _present(manifest)
 
 
-def _extension_entry(view: ExtensionView) -> ExtensionEntry:
-    return {
+def _extension_entry(view: ExtensionView, *, known: bool) -> ExtensionEntry:
+    entry: ExtensionEntry = {
         "name": view.name,
         "version": view.version,
         "isSysext": Kind.SYSEXT in view.types,
@@ -343,6 +342,7 @@ def _extension_entry(view: ExtensionView) -> ExtensionEntry:
         "services": list(view.services),
         "isDisabled": view.disabled,
     }
+    return entry if known else {**entry, "isUnknown": True}
 
 
 def _service_entry(state: UnitState) -> ServiceEntry:

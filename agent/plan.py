@@ -14,11 +14,13 @@ from enum import StrEnum
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.local import signed
+from agent.contract.linked import LinkedRuntime
+from agent.contract.local import is_partial, signed
 from agent.contract.manifest import Extension, Manifest
-from agent.extensions import Kind, MergedSet, owned_services
+from agent.extensions import Kind, MergedSet, merge_names, owned_services
 from agent.fitness import check_board
 from agent.health import InferenceState
+from agent.over_etc import changes_etc, within_s
 
 
 class ChangeKind(StrEnum):
@@ -118,7 +120,6 @@ AGENT_EXTENSION = "avocado-agent"
 AGENT_UNIT = "avocadod.service"  # runs the change, so no change stops it
 BUS_UNITS = ("dbus.service", "dbus-broker.service")  # and over these it asks for everything
 INFERENCE_UNIT = "pose.service"  # answers as org.avocado.Inference1
-CONFIRM_WITHIN_S = 60.0
 SPARE_BYTES = 16 * 1024 * 1024  # manifests, records, and room for the journal of the base
 
 
@@ -134,7 +135,8 @@ def plan_change(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     check_board(observed, manifest, f"cannot {_VERBS[wanted.kind]} runtime {runtime.name} {runtime.version}")
     shown = shown_runtime(observed)
     if manifest.id == observed.active and wanted.kind is not ChangeKind.REFRESH and _stands(observed, manifest):
-        return []
+        # All that is lost of it is its manifest: that is written again, and nothing is stopped for it.
+        return _bring(observed, wanted, manifest) if wanted.kind in _MOVES and _lost_manifest(observed) else []
     steps: list[StepSpec] = []
     if wanted.kind in _MOVES:
         steps += _bring(observed, wanted, manifest)
@@ -159,7 +161,9 @@ def shown_runtime(observed: Observed) -> Manifest | None:
     if active is None:
         return None
     merged = {(kind, name) for kind, names in observed.merged.names.items() for name in names}
-    return active if any((kind, name) in merged for kind, names in _links(active).items() for name in names) else None
+    return (
+        active if any((kind, name) in merged for kind, names in merge_names(active).items() for name in names) else None
+    )
 
 
 def leaving(observed: Observed, wanted: Wanted) -> list[Extension]:
@@ -187,7 +191,7 @@ def _bring(observed: Observed, wanted: Wanted, manifest: Manifest) -> list[StepS
     if _must_prune_first(observed, wanted, manifest):
         keep = [runtime for runtime in (observed.active, observed.previous, manifest.id) if runtime]
         steps.append(StepSpec("prune", {"keep": keep, "keep_images": _spared(observed, manifest)}))
-    bases = [e for e in active.extensions if e.image_id in observed.images] if active else []
+    bases = [e for e in active.extensions if e.image_id in observed.images and e.sha256] if active else []
     fetch = {
         "source": wanted.source,
         "extensions": [_plain(extension) for extension in manifest.extensions],
@@ -249,13 +253,13 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     images, gone = [_plain(e) for e in new], [_plain(e) for e in old]
     affected = {"units": [*owned, *bystanders], "bystanders": bystanders, "images": images}
     merged = {kind.value: list(names) for kind, names in observed.merged.names.items() if names}
-    # An active runtime whose manifest is damaged is merged all the same, and the way back leads to it.
-    unread = observed.active if merged and observed.active not in observed.runtimes else None
+    # An active runtime of which nothing can be read is merged all the same, and the way back leads to it.
+    unread = observed.active if merged and _lost_manifest(observed) else None
     overlay = {
         "from": shown.id if shown else unread,
         "to": to.id if to else None,
-        "from_names": _links(shown) if shown else merged if unread else {},
-        "to_names": _links(to) if to else {},
+        "from_names": merge_names(shown) if shown else merged if unread else {},
+        "to_names": merge_names(to) if to else {},
     }
     steps = []
     if old or new:
@@ -271,7 +275,7 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     ]
     if to is not None:
         # A unit file may be among what was left out here.
-        starting = affected | {"partial": bool(signed(to)[1])}
+        starting = affected | {"partial": is_partial(to)}
         # Only a set that is to be booted: what boots already is merged again, whatever its agent says.
         agent = {"brings_agent": kind in _MOVES and any(e.name == AGENT_EXTENSION for e in new)}
         steps += [StepSpec("start_services", starting), StepSpec("confirm_health", starting | agent)]
@@ -294,31 +298,17 @@ def _left_out(*manifests: Manifest | None) -> list[str]:
 def _confirmed(observed: Observed, wanted: Wanted, shown: Manifest | None, to: Manifest | None) -> list[StepSpec]:
     """Where /etc changes somebody has to come back; a board's own change is confirmed by whoever sits at it."""
     from_afar = wanted.await_host or wanted.kind is ChangeKind.DEPLOY
-    if not from_afar or _etc_now(observed, shown) == [image for _, image in _etc_of(to)]:
+    if not from_afar or not changes_etc(observed.merged, shown, to):
         return []
-    decides = to or shown
-    said = decides.confirm.get("within_s") if decides else None
-    within_s = float(said) if isinstance(said, int | float) and 5 <= said <= 3600 else CONFIRM_WITHIN_S
     server = None if (wanted.source or "unix:").startswith("unix:") else wanted.source
-    return [StepSpec("await_confirmation", {"within_s": within_s, "server": server})]
-
-
-def _etc_of(manifest: Manifest | None) -> list[tuple[str, str]]:
-    """Merge name and image of whatever a runtime lays over /etc, highest first."""
-    extensions = [e for e in manifest.extensions if Kind.CONFEXT in e.types] if manifest else []
-    return [(manifest.link_name(e).removesuffix(".raw"), e.image_id) for e in extensions] if manifest else []
-
-
-def _etc_now(observed: Observed, shown: Manifest | None) -> list[str]:
-    """The images that lie over /etc, whoever merged them, highest first; the name of one that nobody knows."""
-    images = observed.merged.images.get(Kind.CONFEXT, dict(_etc_of(shown)))
-    names = sorted(observed.merged.names.get(Kind.CONFEXT, ()), reverse=True)
-    return [images.get(name, name) for name in names]
+    return [StepSpec("await_confirmation", {"within_s": within_s(to or shown), "server": server})]
 
 
 def _unmerge(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     shown = shown_runtime(observed)
     if shown is None:
+        if _lost_manifest(observed) and any(observed.merged.names.values()):
+            raise _nothing_known(observed, wanted.kind)
         return []
     return _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None)
 
@@ -340,8 +330,15 @@ def _the_manifest(observed: Observed, wanted: Wanted) -> Manifest:
         return wanted.manifest
     if wanted.kind in (ChangeKind.MERGE, ChangeKind.REFRESH):
         active = observed.runtimes.get(observed.active or "")
-        if active is not None:
+        merged = {name for names in observed.merged.names.values() for name in names}
+        if isinstance(active, LinkedRuntime) and not merged <= {
+            n for names in merge_names(active).values() for n in names
+        }:
+            raise _nothing_known(observed, wanted.kind)
+        if active is not None and (active.extensions or not isinstance(active, LinkedRuntime)):
             return active
+        if observed.active is not None:
+            raise _nothing_known(observed, wanted.kind)
         raise OperationError(
             ErrorCode.NOT_FOUND,
             f"cannot {_VERBS[wanted.kind]} the extensions: no runtime is active",
@@ -351,6 +348,21 @@ def _the_manifest(observed: Observed, wanted: Wanted) -> Manifest:
         ErrorCode.NOT_FOUND,
         f"cannot {_VERBS[wanted.kind]} a runtime: there is none to change to",
         "Run 'avocadoctl runtime list' to see what is on the board.",
+    )
+
+
+def _lost_manifest(observed: Observed) -> bool:
+    """The active runtime's manifest cannot be read."""
+    active = observed.active
+    return active is not None and isinstance(observed.runtimes.get(active), LinkedRuntime | None)
+
+
+def _nothing_known(observed: Observed, kind: ChangeKind) -> OperationError:
+    return OperationError(
+        ErrorCode.BAD_MANIFEST,
+        f"cannot {_VERBS[kind]} the extensions: the manifest of runtime {observed.active} cannot be read, and its links"
+        " do not tell what is merged",
+        "Deploy again from the host: avocadoctl deploy -H BOARD",
     )
 
 
@@ -364,14 +376,6 @@ def _owned_by(observed: Observed, extensions: Iterable[Extension]) -> list[str]:
     releases = (observed.releases.get(e.image_id, {}).get(Kind(kind), {}) for e in extensions for kind in e.types)
     owned = (unit for release in releases for unit in owned_services(release))
     return [unit for unit in dict.fromkeys(owned) if unit not in (AGENT_UNIT, *BUS_UNITS)]
-
-
-def _links(manifest: Manifest) -> dict[str, list[str]]:
-    links: dict[str, list[str]] = {kind.value: [] for kind in Kind}
-    for extension in manifest.extensions:
-        for kind in extension.types:
-            links[kind].append(manifest.link_name(extension).removesuffix(".raw"))
-    return {kind: sorted(names) for kind, names in links.items() if names}
 
 
 def _plain(extension: Extension) -> dict[str, Any]:

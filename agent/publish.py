@@ -100,3 +100,13 @@ def write_status(path: Path, document: StatusDocument) -> None:
         os.fchmod(descriptor, 0o640)
         json.dump(document, stream)
     temporary.rename(path)
+
+
+def said_to_run(status: StatusDocument, active: str | None) -> str:
+    """What the board runs, in the words of the status document, for who reads the journal."""
+    runtime = status["runtime"]
+    if active is None:
+        return "no runtime is active"
+    merged = ", ".join(f"{one['name']} {one['version']}" for one in status["extensions"] if one["isMerged"])
+    name = f"{runtime['name']} {runtime['version']}" if runtime else "its manifest cannot be read"
+    return f"runtime {active} ({name}), merged: {merged or 'nothing'}"

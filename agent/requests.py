@@ -23,10 +23,11 @@ from agent.change.step import Shutdown
 from agent.change.steps.await_confirmation import AwaitConfirmation
 from agent.contract import local
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.linked import LinkedRuntime
 from agent.contract.manifest import Manifest
 from agent.observe import Observer, owned_by
 from agent.plan import AGENT_EXTENSION, ChangeKind, Observed, Wanted, leaving, plan_change, shown_runtime
-from agent.ports.protocols import Source
+from agent.ports.protocols import MergedSet, Source
 
 _LOG = logging.getLogger("avocado.requests")
 _START_PATIENCE_S = 300.0
@@ -95,7 +96,7 @@ class Planner:
             held = {image: size for image, size in observed.images.items() if image not in lost}
             observed = replace(observed, images=held)
         shown = shown_runtime(observed)
-        _keep_the_agent(ask, shown, wanted.manifest)
+        _keep_the_agent(ask, shown, observed.merged, wanted.manifest)
         gone = leaving(observed, wanted)
         bystanders = self._finder.find(gone, owned_by(gone, observed.releases))
         steps = plan_change(replace(observed, bystanders=bystanders), wanted)
@@ -124,7 +125,7 @@ class Planner:
         source = self._sources.open(ask.source)
         manifest = source.manifest()
         active = observed.runtimes.get(observed.active or "")
-        held = [e for e in (active.extensions if active else ()) if e.image_id in observed.images]
+        held = [e for e in (active.extensions if active else ()) if e.image_id in observed.images and e.sha256]
         missing = [e for e in manifest.extensions if e.image_id not in observed.images]
         transfers = {e.image_id: source.transfer_sizes(e, held)[0] for e in missing}
         return Wanted(ask.kind, manifest, ask.source, transfers)
@@ -137,6 +138,7 @@ class Planner:
                 f"cannot {ask.kind.value} extension {ask.extension}: no runtime is active",
                 "Deploy one from the host: 'avocadoctl -H BOARD deploy'.",
             )
+        self._require_manifest(active.id, active)
         change = local.enable if ask.kind is ChangeKind.ENABLE else local.disable
         return change(active, ask.extension)
 
@@ -149,6 +151,7 @@ class Planner:
                 "See which are on disk: avocadoctl runtime list",
             )
         manifest = observed.runtimes.get(runtime)
+        self._require_manifest(runtime, manifest)
         if manifest is None:
             raise OperationError(
                 ErrorCode.NOT_FOUND,
@@ -158,13 +161,21 @@ class Planner:
             )
         return manifest
 
+    def _require_manifest(self, runtime: str, manifest: Manifest | None) -> None:
+        """Nothing is signed but what the manifest says. Raises what is wrong with one that cannot be read."""
+        if isinstance(manifest, LinkedRuntime):
+            self._observer.disk.runtimes.manifest(runtime)
+        elif manifest is None and runtime in self._observer.disk.runtimes.ids():
+            self._observer.disk.runtimes.manifest(runtime)
+
 
 _UNMERGE = ChangeKind.UNMERGE
 
 
-def _keep_the_agent(ask: Ask, shown: Manifest | None, wanted: Manifest | None) -> None:
+def _keep_the_agent(ask: Ask, shown: Manifest | None, merged: MergedSet, wanted: Manifest | None) -> None:
     """A change must not take away the unit, the bus policy and the code of the agent that makes it."""
-    if shown is None or not _carries_agent(shown):
+    links = {link.partition("-")[2] for names in merged.names.values() for link in names}
+    if AGENT_EXTENSION not in links and (shown is None or not _carries_agent(shown)):
         return  # the agent is part of the base
     if ask.kind is _UNMERGE:
         raise OperationError(

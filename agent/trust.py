@@ -184,7 +184,7 @@ def _refresh(fetcher: Fetcher, trust: Trust) -> tuple[Manifest, dict[str, Any]]:
         if entry is None:
             raise untrusted("it offers no manifest", ErrorCode.REPOSITORY_INCOMPLETE)
         manifest = _fetch_manifest(fetcher, entry)
-        _judge(manifest, trust, _first_expiry(documents))
+        _judge(manifest, trust, _first_expiry(documents), seen)
         found = replace(found, built_at=max(seen.built_at, manifest.built_at))
         # The record before the cache: after a power cut between them the cache is older, never the record.
         keep_seen(trust.folder, found, trust.write)
@@ -240,7 +240,7 @@ def _first_expiry(documents: Documents) -> datetime:
     return min(parse_time(documents[role]["signed"]["expires"]) for role in ROLES)
 
 
-def _judge(manifest: Manifest, trust: Trust, expires: datetime) -> None:
+def _judge(manifest: Manifest, trust: Trust, expires: datetime, seen: Seen) -> None:
     """Whether a signed manifest is for this board, now."""
     if (manifest.target, manifest.arch) != (trust.target, trust.arch):
         raise OperationError(
@@ -253,10 +253,12 @@ def _judge(manifest: Manifest, trust: Trust, expires: datetime) -> None:
     if parse_time(manifest.built_at) > expires:
         raise untrusted(f"its manifest says it was built at {manifest.built_at}, after its signatures expire")
     active = trust.active()
-    if active and active.id != manifest.id and manifest.built_at < active.built_at and not manifest.allow_downgrade:
+    # Where its manifest is damaged nobody knows; it is not newer than the floor of time.
+    built_at = (active.built_at or seen.built_at) if active else ""
+    if active and active.id != manifest.id and manifest.built_at < built_at and not manifest.allow_downgrade:
         raise OperationError(
             ErrorCode.DOWNGRADE_REFUSED,
             f"cannot deploy runtime {manifest.runtime.name} {manifest.runtime.version}: it was built at "
-            f"{manifest.built_at}, the active one at {active.built_at}",
+            f"{manifest.built_at}, {'the active one' if active.built_at else 'the newest one seen'} at {built_at}",
             "Build it again, or sign it with 'allow_downgrade: true'; to go back, run 'avocadoctl rollback'.",
         )

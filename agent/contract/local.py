@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.linked import LinkedRuntime
 from agent.contract.manifest import Manifest
 
 KEY = "local"  # the manifest's extra key: {"base": the signed manifest, "disabled": names}
@@ -37,6 +38,11 @@ def signed(manifest: Manifest) -> tuple[Manifest, tuple[str, ...]]:
     if not isinstance(local, dict):
         return manifest, ()
     return Manifest.model_validate(local["base"]), tuple(local["disabled"])
+
+
+def is_partial(manifest: Manifest) -> bool:
+    """Whether extensions are left out of it, or may be: what only its links tell does not say."""
+    return isinstance(manifest, LinkedRuntime) or bool(signed(manifest)[1])
 
 
 def derive(base: Manifest, disabled: Iterable[str]) -> Manifest:

@@ -50,6 +50,7 @@ class ExtensionEntry(TypedDict):
     sha256: str
     merge_name: str
     services: list[str]
+    isUnknown: NotRequired[bool]  # nobody could tell what is merged; the problems say why
     isDisabled: NotRequired[bool]  # left out on this board, and back with `ext enable`
 
 

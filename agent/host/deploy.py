@@ -38,7 +38,7 @@ Status = dict[str, Any]
 # A change that lost its host while it fetched gives up by itself well within this.
 _ASK_AGAIN_S = 90.0
 _ASK_EVERY_S = 2.0
-_LOST = ("image-damaged", "image-missing")
+_LOST = ("image-damaged", "image-missing", "bad-manifest")
 _AWAITS = "await_confirmation"  # the board's step that waits for a new connection
 
 

@@ -1,4 +1,4 @@
-"""What is on disk: durable writes, the image store, and the runtimes with their two links.
+"""What is on disk: durable writes, and the image store. The runtimes are in runtimes.py.
 
 A durable write is a temporary file in the same folder, fsync, rename, fsync of the folder: one function here. What a
 transfer remembers of itself, a hint beside its part, agent/transfer.py writes in the same order. A link is replaced in
@@ -8,31 +8,21 @@ become paths are ids, checked before they are joined.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import logging
 import os
-import shutil
 import stat
 import uuid
 from pathlib import Path
 
 from agent.contract.disk import disk_errors
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import (
-    MAX_MANIFEST_BYTES,
-    MODULE_INDEX_LINK,
-    Extension,
-    Manifest,
-    manifest_bytes,
-    parse_manifest,
-)
+from agent.contract.manifest import Extension
 from agent.contract.manifest import image_id as id_of_image
-from agent.ports.protocols import Kind
 
 _LOG = logging.getLogger("avocado.files")
 _CHUNK = 1 << 20
-_INDEX = f"{Kind.SYSEXT}/{MODULE_INDEX_LINK}"
 # What agent/transfer.py leaves of an image that did not arrive whole.
 PART_SUFFIXES = ("part", "progress", "progress-new")
 
@@ -77,7 +67,19 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _checked_id(text: str) -> str:
+def entries(folder: Path) -> list[Path]:
+    """What is in the folder, as far as it can be read; a folder that is not there is empty."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _LOG.error("cannot read %s: %s", folder, error.strerror)
+        return []
+
+
+def checked_id(text: str) -> str:
+    """An id, before it becomes part of a path. Raises `not-found`."""
     try:
         canonical = str(uuid.UUID(text))
     except ValueError as cause:
@@ -87,7 +89,8 @@ def _checked_id(text: str) -> str:
     return canonical
 
 
-def _is_id(text: str) -> bool:
+def is_id(text: str) -> bool:
+    """Whether this is a lower-case canonical id."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -116,15 +119,18 @@ class FileStore:
 
     def image(self, image_id: str) -> Path | None:
         """The path of a complete image, or None. A link or a folder of that name is not an image."""
-        path = self._images / f"{_checked_id(image_id)}.raw"
+        path = self._images / f"{checked_id(image_id)}.raw"
         try:
             return path if stat.S_ISREG(path.lstat().st_mode) else None
         except FileNotFoundError:
             return None
+        except OSError as error:
+            _LOG.error("cannot read image %s: %s", path, error.strerror)
+            return None
 
     def part(self, image_id: str) -> Path:
         """Where an image is assembled before it is complete."""
-        part = self._images / f"{_checked_id(image_id)}.part"
+        part = self._images / f"{checked_id(image_id)}.part"
         with disk_errors(part):
             self._images.mkdir(parents=True, exist_ok=True)
         return part
@@ -183,30 +189,29 @@ class FileStore:
 
     def image_ids(self) -> list[str]:
         """Every complete image."""
-        if not self._images.is_dir():
-            return []
-        names = (path.stem for path in self._images.glob("*.raw") if path.is_file() and not path.is_symlink())
-        return sorted(name for name in names if _is_id(name))
+        names = (path.stem for path in entries(self._images) if path.suffix == ".raw")
+        return sorted(name for name in names if is_id(name) and self.image(name) is not None)
 
     def begun(self) -> dict[str, int]:
         """Every image of which a part is there, or what was remembered of one, and the bytes of the disk it takes."""
         found: dict[str, int] = {}
-        for path in sorted(self._images.iterdir()) if self._images.is_dir() else ():
+        for path in entries(self._images):
             name, _, suffix = path.name.partition(".")
-            if suffix in PART_SUFFIXES and _is_id(name):
-                found[name] = found.get(name, 0) + path.lstat().st_blocks * 512
+            if suffix in PART_SUFFIXES and is_id(name):
+                with contextlib.suppress(OSError):  # gone meanwhile, or it cannot be gone on with
+                    found[name] = found.get(name, 0) + path.lstat().st_blocks * 512
         return found
 
     def remove_image(self, image_id: str) -> None:
         """The image and its part are gone."""
-        image = self._images / f"{_checked_id(image_id)}.raw"
+        image = self._images / f"{checked_id(image_id)}.raw"
         with disk_errors(image):
             image.unlink(missing_ok=True)
         self.remove_part(image_id)
 
     def remove_part(self, image_id: str) -> None:
         """The part of the image is gone, and what was remembered of it."""
-        part = self._images / f"{_checked_id(image_id)}.part"
+        part = self._images / f"{checked_id(image_id)}.part"
         with disk_errors(part):
             for suffix in PART_SUFFIXES:
                 part.with_suffix(f".{suffix}").unlink(missing_ok=True)
@@ -217,176 +222,3 @@ class FileStore:
         """What an unprivileged writer could still write."""
         figures = os.statvfs(self._images if self._images.is_dir() else self._images.parent)
         return figures.f_bavail * figures.f_frsize
-
-
-class FileRuntimes:
-    """The Runtimes port on a folder: `runtimes/<id>` and the links `active` and `previous` beside it."""
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-        self._runtimes = state / "runtimes"
-
-    def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
-        """runtimes/<id> complete and durable: the manifest as signed, and its links, put in place by one rename."""
-        final = self.folder(manifest.id)
-        links = _links(manifest)
-        if _is_staged(final, manifest, links):
-            self._point_index(final, module_index)
-            return final
-        if manifest.id in (self.active(), self.previous()):
-            raise OperationError(
-                ErrorCode.BAD_MANIFEST,
-                f"cannot stage runtime {manifest.id}: another manifest of that id is in use on this board",
-                "Build the runtime again, so that it gets an id of its own.",
-            )
-        part = self._runtimes / f".{manifest.id}.part"
-        with disk_errors(final):
-            self._runtimes.mkdir(parents=True, exist_ok=True)
-            _remove_tree(part)
-            for kind in Kind:
-                (part / kind.value).mkdir(parents=True)
-            if module_index is not None:
-                links[_INDEX] = _image_link(module_index)
-            for name, target in links.items():
-                (part / name).symlink_to(target)
-            for kind in Kind:
-                sync_folder(part / kind.value)
-        write_durably(part / "manifest.json", manifest_bytes(manifest))
-        with disk_errors(final):
-            self._discard(final)
-            part.rename(final)
-            sync_folder(self._runtimes)
-        return final
-
-    def module_index(self, runtime_id: str) -> str | None:
-        """The image with this runtime's module index, if it has one."""
-        return _index_of(self.folder(runtime_id))
-
-    def _point_index(self, folder: Path, image_id: str | None) -> None:
-        # The base has got another kernel since the runtime was staged.
-        if image_id == _index_of(folder):
-            return
-        if image_id is not None:
-            rename_link_durably(folder / _INDEX, _image_link(image_id))
-            return
-        with disk_errors(folder):
-            (folder / _INDEX).unlink()
-            sync_folder((folder / _INDEX).parent)
-
-    def remove(self, runtime_id: str) -> None:
-        """runtimes/<id> is gone; the active one is never removed."""
-        if runtime_id == self.active():
-            raise OperationError(
-                ErrorCode.UNSUPPORTED,
-                f"cannot remove runtime {runtime_id}: it is the active one",
-                "Activate another runtime first: avocadoctl runtime list",
-            )
-        with disk_errors(self._runtimes):
-            if runtime_id == self.previous():
-                (self._state / "previous").unlink()
-                sync_folder(self._state)
-            self._discard(self.folder(runtime_id))
-
-    def _discard(self, folder: Path) -> None:
-        # Renamed first: a half-deleted runtime must never look like a staged one.
-        doomed = folder.with_name(f".{folder.name}.removed")
-        _remove_tree(doomed)
-        if folder.is_dir():
-            folder.rename(doomed)
-            sync_folder(self._runtimes)
-            _remove_tree(doomed)
-
-    def ids(self) -> list[str]:
-        """Every staged runtime."""
-        if not self._runtimes.is_dir():
-            return []
-        return sorted(path.parent.name for path in self._runtimes.glob("*/manifest.json") if _is_id(path.parent.name))
-
-    def manifest(self, runtime_id: str) -> Manifest:
-        """The stored manifest. Raises `not-found` or `bad-manifest`."""
-        path = self.folder(runtime_id) / "manifest.json"
-        try:
-            with path.open("rb") as stream:
-                data = stream.read(MAX_MANIFEST_BYTES + 1)
-        except FileNotFoundError as cause:
-            raise OperationError(
-                ErrorCode.NOT_FOUND,
-                f"cannot read runtime {runtime_id}: it is not on this board",
-                "See which are: avocadoctl runtime list",
-            ) from cause
-        try:
-            return parse_manifest(data)
-        except OperationError as cause:
-            why = cause.message.removeprefix("cannot read the manifest: ")
-            raise OperationError(
-                cause.code,
-                f"cannot read the manifest of runtime {runtime_id}: {why}",
-                cause.remedy or "Deploy again from the host: avocadoctl deploy -H BOARD",
-            ) from cause
-
-    def active(self) -> str | None:
-        """The runtime the next boot merges."""
-        return self._linked("active")
-
-    def previous(self) -> str | None:
-        """The runtime before it."""
-        return self._linked("previous")
-
-    def _linked(self, name: str) -> str | None:
-        try:
-            target = Path((self._state / name).readlink())
-        except (FileNotFoundError, OSError):
-            return None
-        return target.name if _is_id(target.name) and target.parent.name == "runtimes" else None
-
-    def folder(self, runtime_id: str) -> Path:
-        """runtimes/<id>, whether or not it exists."""
-        return self._runtimes / _checked_id(runtime_id)
-
-    def activate(self, runtime_id: str, previous: str | None) -> None:
-        """`previous` set, then `active` renamed, directory synced. That rename is the commit of a change."""
-        if not (self.folder(runtime_id) / "manifest.json").is_file():
-            raise OperationError(ErrorCode.NOT_FOUND, f"cannot activate runtime {runtime_id}: it is not on this board")
-        if previous is not None and previous != self.previous():
-            rename_link_durably(self._state / "previous", f"runtimes/{_checked_id(previous)}")
-        rename_link_durably(self._state / "active", f"runtimes/{runtime_id}")
-
-
-def _links(manifest: Manifest) -> dict[str, str]:
-    return {
-        f"{kind}/{manifest.link_name(extension)}": _image_link(extension.image_id)
-        for extension in manifest.extensions
-        for kind in extension.types
-    }
-
-
-def _image_link(image_id: str) -> str:
-    return f"../../../images/{image_id}.raw"
-
-
-def _index_of(folder: Path) -> str | None:
-    try:
-        target = (folder / _INDEX).readlink()
-    except OSError:
-        return None
-    return target.stem if _is_id(target.stem) and str(target) == _image_link(target.stem) else None
-
-
-def _is_staged(folder: Path, manifest: Manifest, links: dict[str, str]) -> bool:
-    try:
-        same = json.loads((folder / "manifest.json").read_bytes()) == json.loads(manifest_bytes(manifest))
-        found = {
-            f"{kind.value}/{path.name}": str(path.readlink()) for kind in Kind for path in (folder / kind).iterdir()
-        }
-    except (OSError, ValueError):
-        return False
-    found.pop(_INDEX, None)
-    return same and found == links
-
-
-def _remove_tree(folder: Path) -> None:
-    # A trial's bind mount is read-only: this fails on it rather than empty another runtime.
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)

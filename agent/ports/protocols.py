@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from agent.contract.linked import Links
 from agent.contract.manifest import Extension, Manifest
 
 # Values that pure modules judge are defined there and are part of these contracts.
@@ -230,19 +231,28 @@ class Runtimes(Protocol):
     """The runtimes on disk, and which of them the next boot merges."""
 
     def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
-        """runtimes/<id> complete and durable: the manifest as signed, its links, and that of the board's own index."""
+        """runtimes/<id> complete and durable: the manifest as signed, its links, and that of the board's own index.
+
+        Of one that is in use only what is damaged or lost is written. Raises `bad-manifest` for another of its id.
+        """
 
     def module_index(self, runtime_id: str) -> str | None:
         """The image with this runtime's module index, if it has one."""
+
+    def point_index(self, runtime_id: str, image_id: str | None) -> Path:
+        """This image is the runtime's module index; None: it has none. Gives the runtime's folder."""
 
     def remove(self, runtime_id: str) -> None:
         """runtimes/<id> is gone; the active one is never removed."""
 
     def ids(self) -> list[str]:
-        """Every staged runtime."""
+        """Every staged runtime, whatever became of its manifest, and the active one even where its folder is lost."""
+
+    def links(self, runtime_id: str) -> Links:
+        """What the runtime's links lead to, the board's own index left out."""
 
     def manifest(self, runtime_id: str) -> Manifest:
-        """The stored manifest. Raises `not-found` or `bad-manifest`."""
+        """The stored manifest. Raises `not-found`; `bad-manifest` or `newer-schema` where it is damaged or lost."""
 
     def active(self) -> str | None:
         """The runtime the next boot merges."""

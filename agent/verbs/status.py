@@ -64,7 +64,7 @@ def render(document: StatusDocument, age_s: float) -> str:
     board = f"{document['target']} ({document['arch']}), agent {agent['version']}, {ago(max(0.0, age_s))} ago"
     head = [
         f"Board      {board}",
-        f"Runtime    {_runtime(document['runtime'])}",
+        f"Runtime    {_unreadable(document) or _runtime(document['runtime'])}",
         f"Previous   {_runtime(document['previous'])}",
         f"Inference  {_inference(document['inference'], agent['updated_boottime_s'] + age_s)}",
         f"Change     {_change(document['change'])}",
@@ -87,10 +87,17 @@ def extension_table(extensions: list[ExtensionEntry]) -> str:
     rows = []
     for entry in extensions:
         types = [name for name, present in (("sysext", entry["isSysext"]), ("confext", entry["isConfext"])) if present]
-        merged = "yes" if entry["isMerged"] else "disabled" if entry.get("isDisabled") else "no"
+        otherwise = "disabled" if entry.get("isDisabled") else "unknown" if entry.get("isUnknown") else "no"
+        merged = "yes" if entry["isMerged"] else otherwise
         short = entry["shortId"] or "-"
         rows.append((entry["name"], "+".join(types), merged, entry["version"] or "-", entry["origin"], short))
     return table(("EXTENSION", "TYPE", "MERGED", "VERSION", "ORIGIN", "ID"), rows)
+
+
+def _unreadable(document: StatusDocument) -> str:
+    """An active runtime of which only the links are known."""
+    linked = any(entry["origin"] == "runtime" for entry in document["extensions"])
+    return "its manifest cannot be read, see the problems" if document["runtime"] is None and linked else ""
 
 
 def _runtime(entry: RuntimeEntry | None) -> str:

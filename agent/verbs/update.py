@@ -24,6 +24,7 @@ from agent.verbs.show import print_json
 CONFIG = Path("/etc/avocado/update.toml")
 STATE = Path("/var/lib/avocado")
 _MOST_METADATA_BYTES = 32 << 20
+_MENDS = "this board runs it, and its manifest is damaged here"
 
 # What ended a change without saying anything about the runtime. Whoever owns the wire must not be able to talk a board
 # out of a runtime for good by spoiling one transfer of it.
@@ -60,12 +61,12 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look, and change when there is something to change to."""
     url = args.url or read_config(CONFIG)
-    offered, active = look(url, STATE)
-    reason = "" if offered != active or args.again else "this board runs it already"
+    offered, active, damaged = look(url, STATE)
+    reason = "" if offered != active or args.again or damaged else "this board runs it already"
     if not reason and not args.again:
         reason = held_back(offered, asyncio.run(_changes()))
     if reason or args.check:
-        _say(args, {"offered": offered, "active": active, "wanted": not reason, "reason": reason})
+        _say(args, {"offered": offered, "active": active, "wanted": not reason, "reason": reason, "damaged": damaged})
         return 0
     from agent.verbs.client import run_change  # the bus library, which looking does not need
 
@@ -76,7 +77,8 @@ def _say(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
     if args.output == "json":
         print_json(found)
     else:
-        print(f"runtime {found['offered']}: {found['reason'] or 'newer than what runs here'}")
+        mends = found["damaged"] and found["offered"] == found["active"]
+        print(f"runtime {found['offered']}: {found['reason'] or (_MENDS if mends else 'newer than what runs here')}")
 
 
 def read_config(path: Path) -> str:
@@ -99,33 +101,37 @@ def read_config(path: Path) -> str:
     return address
 
 
-def look(url: str, state: Path) -> tuple[str, str]:
-    """The runtime a repository offers this board, and the active one. Raises what a deploy would be refused with."""
-    from agent.contract.manifest import Manifest, parse_manifest
+def look(url: str, state: Path) -> tuple[str, str, bool]:
+    """The runtime a repository offers this board, the active one, and whether that one's manifest is damaged.
+
+    Raises what a deploy would be refused with.
+    """
+    from agent.contract.linked import LinkedRuntime
     from agent.ports.clock import SystemClock
     from agent.ports.fetch import HttpFetcher
-    from agent.ports.files import FileRuntimes, FileStore
+    from agent.ports.files import FileStore
+    from agent.ports.runtimes import FileRuntimes
+    from agent.staged import active_manifest
     from agent.trust import Trust, open_source
     from agent.trust_state import scratch
 
     runtimes = FileRuntimes(state)
     board = json.loads((state / "board.json").read_bytes()) if (state / "board.json").exists() else {}
 
-    def active() -> Manifest | None:
-        found = runtimes.active()
-        return parse_manifest((runtimes.folder(found) / "manifest.json").read_bytes()) if found else None
-
+    active = active_manifest(runtimes)
     with scratch("avocado-update-") as folder:
         # The agent alone writes what it trusts; this only reads, and forgets.
         copy = folder / "metadata"
         _copy_trust(state / "metadata", copy)
-        trust = Trust(copy, str(board.get("target", "")), str(board.get("arch", "")), active, SystemClock().now, _write)
+        trust = Trust(
+            copy, str(board.get("target", "")), str(board.get("arch", "")), lambda: active, SystemClock().now, _write
+        )
         source = open_source(HttpFetcher(url), trust, FileStore(state))
         try:
             offered = source.manifest().id
         finally:
             source.close()
-    return offered, runtimes.active() or ""
+    return offered, active.id if active else "", isinstance(active, LinkedRuntime)
 
 
 def held_back(runtime: str, changes: Sequence[Mapping[str, Any]]) -> str:

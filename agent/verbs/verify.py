@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.contract.manifest import MODULE_INDEX
+from agent.contract.linked import linked_runtime
+from agent.contract.manifest import MODULE_INDEX, Extension
 from agent.verbs.show import print_json, size, table
 
 STATE = Path("/var/lib/avocado")
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def verify(state: Path) -> list[Finding]:
     """Everything, in the order of its size: trust state, runtimes, images. Raises `not-permitted`."""
-    from agent.ports.files import FileRuntimes, FileStore
+    from agent.ports.files import FileStore
+    from agent.ports.runtimes import FileRuntimes
     from agent.trust_state import problems
 
     if not os.access(state / "images", os.R_OK | os.X_OK) and (state / "images").exists():
@@ -80,14 +82,16 @@ def verify(state: Path) -> list[Finding]:
     found = [Finding("trust", "metadata", "", 0, error.message) for error in problems(state / "metadata")]
     runtimes, store = FileRuntimes(state), FileStore(state)
     images = {}
+    linked: dict[str, Extension] = {}
     indexes: set[str] = set()
     for runtime in runtimes.ids():
         try:
             manifest = runtimes.manifest(runtime)
         except OperationError as error:
             found.append(Finding("runtime", runtime, runtime, 0, error.message))
+            linked.update({e.image_id: e for e in linked_runtime(runtime, runtimes.links(runtime)).extensions})
             continue
-        problem = "" if manifest.id == runtime else f"its manifest is {manifest.id}'s"
+        problem = ""
         images.update({extension.image_id: extension for extension in manifest.extensions})
         for extension in manifest.extensions:
             for kind in extension.types:
@@ -102,10 +106,11 @@ def verify(state: Path) -> list[Finding]:
         if path is not None and not store.verify_image(extension):
             problem = "its bytes are not what was signed"
         found.append(Finding("image", f"{extension.name} {extension.version}", image_id, extension.size_bytes, problem))
-    for image_id in sorted(indexes):
+    made = [(image_id, MODULE_INDEX) for image_id in sorted(indexes)]
+    for image_id, name in [*((e.image_id, e.name) for e in linked.values() if e.image_id not in images), *made]:
         path = store.image(image_id)
         problem = "it is missing" if path is None else ""
         if path is not None and not store.verify_made(image_id):
             problem = "its bytes are not those of its name"
-        found.append(Finding("image", MODULE_INDEX, image_id, path.stat().st_size if path else 0, problem))
+        found.append(Finding("image", name, image_id, path.stat().st_size if path else 0, problem))
     return found

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.change.record import ChangeRecord, parse_record
+from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.linked import Links
 from agent.contract.manifest import Extension, Manifest, image_id
 from agent.extensions import Kind
 from agent.ports.protocols import Fetched, Progress
@@ -68,6 +70,7 @@ class FakeRuntimes:
     def stage(self, manifest: Manifest, module_index: str | None = None) -> Path:
         self.world.begin("stage", manifest.id)
         self.world.runtimes[manifest.id] = manifest
+        self.world.unreadable.discard(manifest.id)
         if module_index is not None:
             self.world.indexes[manifest.id] = module_index
         else:
@@ -81,10 +84,30 @@ class FakeRuntimes:
         self.world.indexes.pop(runtime_id, None)
         self.world.fuse.tick()
 
+    def point_index(self, runtime_id: str, image_id: str | None) -> Path:
+        self.world.begin("point_index", runtime_id)
+        if image_id is None:
+            self.world.indexes.pop(runtime_id, None)
+        else:
+            self.world.indexes[runtime_id] = image_id
+        self.world.fuse.tick()
+        return FOLDER / runtime_id
+
     def ids(self) -> list[str]:
         return sorted(self.world.runtimes)
 
+    def links(self, runtime_id: str) -> Links:
+        manifest = self.world.runtimes[runtime_id]
+        return {
+            kind: {
+                manifest.link_name(e).removesuffix(".raw"): e.image_id for e in manifest.extensions if kind in e.types
+            }
+            for kind in Kind
+        }
+
     def manifest(self, runtime_id: str) -> Manifest:
+        if runtime_id in self.world.unreadable:
+            raise OperationError(ErrorCode.BAD_MANIFEST, f"cannot read the manifest of runtime {runtime_id}: garbage")
         return self.world.runtimes[runtime_id]
 
     def active(self) -> str | None:

@@ -17,8 +17,9 @@ from agent.change.record import ChangeRecord, NewChange, Outcome
 from agent.change.steps import build_handlers
 from agent.contract.manifest import MODULE_INDEX, Extension, Manifest, image_id, sha256_hex
 from agent.plan import ChangeKind, Wanted, plan_change
-from agent.ports.files import FileRuntimes, FileStore, write_durably
+from agent.ports.files import FileStore, write_durably
 from agent.ports.protocols import Fetched, Progress
+from agent.ports.runtimes import FileRuntimes
 from tests.change.fake_disk import FakeImages, FakeSource
 from tests.change.fakes import FakeClock, FakeHost, FakeInference, FakeNpu, FakeOverlay, FakeRehearsal, FakeUnits
 from tests.change.stories import R0, R1, R2, board

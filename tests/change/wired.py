@@ -7,6 +7,8 @@ from typing import Any
 from agent.change.engine import Engine
 from agent.change.record import ChangeRecord, NewChange
 from agent.change.steps import build_handlers
+from agent.contract.linked import linked_runtime
+from agent.contract.manifest import Manifest
 from agent.health import HealthPolicy
 from agent.plan import Bystanders, Observed, Wanted, plan_change
 from tests.change.fake_disk import FakeImages, FakeIndexer, FakeJournal, FakeRuntimes, FakeSource, FakeStore
@@ -51,7 +53,7 @@ def observe(world: World) -> Observed:
         os_release=OS_RELEASE,
         active=world.active,
         previous=world.previous,
-        runtimes=dict(world.runtimes),
+        runtimes={runtime: _read(world, runtime) for runtime in world.runtimes},
         images=dict.fromkeys(world.images, 1000),
         releases=held,
         merged=FakeOverlay(world).merged(),
@@ -59,6 +61,13 @@ def observe(world: World) -> Observed:
         inference=FakeInference(world).describe(1.0),
         bystanders=Bystanders(tuple(sorted(world.of_the_base))),
     )
+
+
+def _read(world: World, runtime_id: str) -> Manifest:
+    manifest = world.runtimes[runtime_id]
+    if runtime_id not in world.unreadable:
+        return manifest
+    return linked_runtime(runtime_id, FakeRuntimes(world).links(runtime_id)).on_board(manifest.target, manifest.arch)
 
 
 def plan_on(world: World, wanted: Wanted) -> list[Any]:

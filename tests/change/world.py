@@ -44,6 +44,7 @@ class World:
     images: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)  # images whose bytes are no longer those of their names
+    unreadable: set[str] = field(default_factory=set)  # runtimes whose manifest is damaged
     moved_bytes: int = 0
     runtimes: dict[str, Manifest] = field(default_factory=dict)
     indexes: dict[str, str] = field(default_factory=dict)  # runtime -> the image with its module index

@@ -20,8 +20,9 @@ from typing import Any
 from agent.boot import BootHalf
 from agent.contract.errors import OperationError
 from agent.observe import Disk
-from agent.ports.files import FileRuntimes, FileStore, write_durably
+from agent.ports.files import FileStore, write_durably
 from agent.ports.overlay_reload import ReloadOverlay
+from agent.ports.runtimes import FileRuntimes
 from agent.publish import StatusKeeper
 from agent.transfer import forget_transfer
 from agent.trust_state import copy_sound, keep_documents, scratch

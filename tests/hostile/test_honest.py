@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 import agent
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.linked import linked_runtime
 from agent.host.key_changes import add
+from agent.ports.runtimes import FileRuntimes
+from agent.verbs.update import look
 from tests.hostile.board import Stage, image, later, manifest
 from tests.hostile.server import Handler, Server
 
@@ -224,3 +228,34 @@ def test_a_signed_permission_allows_a_downgrade(stage: Stage, server: Server) ->
     stage.active = manifest(image(1), built_at="2026-11-01T10:00:01Z")
     stage.publish(image(0), allow_downgrade=True)
     assert stage.source(server.url).manifest().built_at < stage.active.built_at
+
+
+def test_a_damaged_manifest_opens_no_way_back_and_its_own_runtime_is_let_in(stage: Stage, server: Server) -> None:
+    older = stage.publish(image(0))
+    newer = stage.publish(image(1), at=later(1), built_at="2026-11-02T10:00:00Z")
+    stage.clock = "2026-11-03T00:00:00Z"
+    stage.source(server.url).manifest()
+    stage.active = linked_runtime(newer.id, {})
+    stage.publish(image(0), at=later(2))
+    with pytest.raises(OperationError) as refused:
+        stage.source(server.url).manifest()
+    assert (refused.value.code, refused.value.message) == (
+        ErrorCode.DOWNGRADE_REFUSED,
+        "cannot deploy runtime pose 2: it was built at 2026-11-01T10:00:00Z, the newest one seen at"
+        " 2026-11-02T10:00:00Z",
+    )
+    # Somebody had rolled back to it.
+    stage.active = linked_runtime(older.id, {})
+    assert stage.source(server.url).manifest() == older
+
+
+def test_a_board_whose_active_manifest_is_damaged_is_offered_its_own_runtime(stage: Stage, server: Server) -> None:
+    offered = stage.publish(image(0), at=datetime.now(UTC))
+    (stage.state / "board.json").write_text('{"target": "virtual", "arch": "x86_64"}')
+    runtimes = FileRuntimes(stage.state)
+    folder = runtimes.stage(offered)
+    runtimes.activate(offered.id, None)
+    assert look(server.url, stage.state) == (offered.id, offered.id, False)
+    for spoil in (lambda path: path.write_text("garbage"), Path.unlink):
+        spoil(folder / "manifest.json")
+        assert look(server.url, stage.state) == (offered.id, offered.id, True)

@@ -13,7 +13,8 @@ import pytest
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.manifest import Extension, Manifest, image_id, manifest_bytes
 from agent.ports import files
-from agent.ports.files import FileRuntimes, FileStore, rename_link_durably, write_durably
+from agent.ports.files import FileStore, rename_link_durably, write_durably
+from agent.ports.runtimes import FileRuntimes
 
 ONE = "11111111-1111-4111-8111-111111111111"
 TWO = "22222222-2222-4222-8222-222222222222"

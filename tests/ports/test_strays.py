@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.contract.manifest import Manifest
-from agent.ports.files import FileRuntimes
+from agent.ports.runtimes import FileRuntimes
 from agent.ports.strays import Strays
 from tests.change.sets import runtime
 

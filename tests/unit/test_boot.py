@@ -15,7 +15,7 @@ from agent.extensions import Kind
 from agent.observe import Disk
 from tests.change.fake_disk import FakeImages, FakeIndexer, FakeRuntimes, FakeStore
 from tests.change.fakes import FakeOverlay, FakeUnits
-from tests.change.stories import R1, board
+from tests.change.stories import R1, R2, board
 from tests.change.world import Call, World
 
 QUIET = ("release", "journal")
@@ -29,9 +29,60 @@ def booted() -> World:
 
 def boot(world: World, marker: Path) -> list[str]:
     """The problems it found; the world's calls say what it did."""
+    return [problem.message for problem in half_of(world, marker).run(start_timeout_s=1, command_timeout_s=1)]
+
+
+@pytest.mark.parametrize("links_only", [False, True])
+def test_a_damaged_manifest_keeps_nothing_of_it_from_being_done(tmp_path: Path, links_only: bool) -> None:
+    world = booted()
+    world.indexes.clear()
+    world.unreadable |= {R1.id} if links_only else set()
+    assert boot(world, tmp_path / "marker") == []
+    assert effects(world) == [
+        ("index",),
+        ("point_index", R1.id),
+        ("show", R1.id),
+        ("run", "modprobe", "--", "simnpu"),
+        ("start", "pose.service"),
+    ]
+
+
+def test_where_nothing_is_merged_a_damaged_index_merges_nothing(tmp_path: Path) -> None:
+    world = booted()
+    world.shown = dict.fromkeys(Kind)
+    world.damaged.add(world.indexes[R1.id])
+    assert boot(world, tmp_path / "marker") == []
+    assert (effects(world), world.shown) == ([], dict.fromkeys(Kind))
+
+
+def half_of(world: World, marker: Path) -> BootHalf:
     disk = Disk(FakeStore(world), FakeRuntimes(world), FakeImages(world))
-    half = BootHalf(disk, FakeOverlay(world), FakeUnits(world), FakeIndexer(world), marker)
-    return [problem.message for problem in half.run(start_timeout_s=1, command_timeout_s=1)]
+    return BootHalf(disk, FakeOverlay(world), FakeUnits(world), FakeIndexer(world), marker)
+
+
+@pytest.mark.parametrize("links_only", [False, True])
+@pytest.mark.parametrize("mended_by", ["fetched anew", "not merged any more"])
+def test_a_damaged_image_is_a_problem_until_it_is_fetched_anew_or_gone(
+    tmp_path: Path, mended_by: str, links_only: bool
+) -> None:
+    world = booted()
+    world.unreadable |= {R1.id} if links_only else set()
+    model = next(e for e in R1.extensions if e.name == "pose-model")
+    world.damaged.add(model.image_id)
+    half = half_of(world, tmp_path / "marker")
+    half.run(start_timeout_s=1, command_timeout_s=1)
+    # Another agent of the same boot knows it too.
+    again = half_of(world, tmp_path / "marker")
+    assert again.run(start_timeout_s=1, command_timeout_s=1) == []
+    version = "unknown" if links_only else model.version
+    said = f"extension pose-model {version}: its image no longer has the bytes that were signed"
+    assert [[p.message for p in one.damaged()] for one in (half, again)] == [[said], [said]]
+    if mended_by == "fetched anew":
+        world.damaged.clear()
+    else:
+        world.runtimes[R2.id] = R2
+        world.shown = dict.fromkeys(Kind, R2.id)
+    assert (half.damaged(), again.damaged()) == ([], [])
 
 
 def effects(world: World) -> list[Call]:
@@ -51,7 +102,12 @@ def test_a_runtime_without_an_index_gets_one_before_a_module_is_asked_for(tmp_pa
     world = booted()
     world.indexes.clear()
     boot(world, tmp_path / "marker")
-    assert effects(world)[:4] == [("index",), ("stage", R1.id), ("show", R1.id), ("run", "modprobe", "--", "simnpu")]
+    assert effects(world)[:4] == [
+        ("index",),
+        ("point_index", R1.id),
+        ("show", R1.id),
+        ("run", "modprobe", "--", "simnpu"),
+    ]
     assert world.indexes[R1.id] in world.images
 
 
@@ -75,10 +131,10 @@ def test_a_damaged_index_is_made_anew_before_a_module_is_asked_for_and_is_a_prob
     assert boot(world, tmp_path / "marker") == [ANEW[0]]
     # Shown without it between: the overlay would keep the file that it was made of.
     assert effects(world)[:7] == [
-        ("stage", R1.id),
+        ("point_index", R1.id),
         ("show", R1.id),
         ("index",),
-        ("stage", R1.id),
+        ("point_index", R1.id),
         ("show", R1.id),
         ("run", "modprobe", "--", "simnpu"),
         ("start", "pose.service"),
@@ -90,7 +146,7 @@ def test_a_damaged_index_is_made_anew_before_a_module_is_asked_for_and_is_a_prob
     assert boot(world, tmp_path / "next boot") == []
 
 
-@pytest.mark.parametrize("broken", ["index", "stage"])
+@pytest.mark.parametrize("broken", ["index", "point_index"])
 def test_a_damaged_index_that_cannot_be_made_anew_is_a_problem_that_says_why(tmp_path: Path, broken: str) -> None:
     world = booted()
     world.damaged.add(world.indexes[R1.id])

@@ -11,7 +11,8 @@ import pytest
 from agent import cli
 from agent.contract.errors import EXIT_STATUS, ErrorCode
 from agent.contract.manifest import MODULE_INDEX, Extension, Manifest, RuntimeName, image_id
-from agent.ports.files import FileRuntimes, FileStore
+from agent.ports.files import FileStore
+from agent.ports.runtimes import FileRuntimes
 
 RUNTIME = "5f0c9f7a-7a0a-4c4e-9a53-0d4a1c9b1a11"
 

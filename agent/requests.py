@@ -163,9 +163,7 @@ class Planner:
 
     def _require_manifest(self, runtime: str, manifest: Manifest | None) -> None:
         """Nothing is signed but what the manifest says. Raises what is wrong with one that cannot be read."""
-        if isinstance(manifest, LinkedRuntime):
-            self._observer.disk.runtimes.manifest(runtime)
-        elif manifest is None and runtime in self._observer.disk.runtimes.ids():
+        if isinstance(manifest, LinkedRuntime) or (manifest is None and runtime in self._observer.disk.runtimes.ids()):
             self._observer.disk.runtimes.manifest(runtime)
 
 

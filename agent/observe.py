@@ -137,7 +137,11 @@ class Disk:
 
     def strays(self, manifests: Mapping[str, Manifest]) -> list[Problem]:
         """What lies among all this that nobody deployed."""
-        return [] if self._strays is None else self._strays.find(manifests)
+        try:
+            return [] if self._strays is None else self._strays.find(manifests)
+        except OSError as cause:
+            said = f"cannot look through {cause.filename}: {cause.strerror or cause}"
+            return [Problem(ErrorCode.DISK_FAILED.value, said, "Check the disk: journalctl -k -b -p warning")]
 
     def image_sizes(self) -> dict[str, int]:
         """Every complete image and its size in bytes."""

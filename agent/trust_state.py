@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -115,7 +116,7 @@ def problems(folder: Path) -> list[OperationError]:
     A board that was never provisioned has nothing that could be.
     """
     found: list[OperationError] = []
-    if not any((folder / name).exists() for name in ("root.json", *SEEN_NAMES)):
+    if not any(_is_there(folder / name) for name in ("root.json", *SEEN_NAMES)):
         return found
     try:
         read_anchor(folder)
@@ -126,7 +127,7 @@ def problems(folder: Path) -> list[OperationError]:
         if isinstance(one, OperationError):
             found.append(one)
     cache = folder / "cache"
-    for name in _CACHED if cache.exists() else ():
+    for name in _CACHED if _is_there(cache) else ():
         if not _is_sound(cache / name, name):
             found.append(
                 OperationError(
@@ -220,12 +221,24 @@ def copy_sound(cache: Path, work: Path) -> None:
 
 
 def _is_sound(path: Path, name: str) -> bool:
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_METADATA_BYTES:
-        return False
     try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_METADATA_BYTES:
+            return False
         check_metadata(path.read_bytes(), name)
-    except OperationError:
+    except (OSError, OperationError):  # a block that cannot be read is damage like any other
         return False
+    return True
+
+
+def _is_there(path: Path) -> bool:
+    """Also where nobody can look at it: then it is damaged."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
     return True
 
 
@@ -242,8 +255,15 @@ def keep_documents(work: Path, cache: Path, write: Write) -> None:
             path = cache / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            if not path.is_file() or path.read_bytes() != data:
+            if not _holds(path, data):
                 write(path, data)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.is_file() and path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _make_room(cache: Path) -> None:

@@ -34,10 +34,18 @@ class Journal:
         return max(self.numbers(), default=0) + 1
 
     def numbers(self) -> list[int]:
-        """Every change on record, oldest first."""
-        if not self.folder.is_dir():
+        """Every change on record, oldest first. Raises `disk-failed` where nobody can tell."""
+        try:
+            names = [_NAME.fullmatch(path.name) for path in self.folder.iterdir()]
+        except FileNotFoundError:
             return []
-        names = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        except OSError as cause:
+            # Not as if there were none: the next change would take a number that is taken.
+            raise OperationError(
+                ErrorCode.DISK_FAILED,
+                f"cannot read {self.folder}: {cause.strerror or cause}",
+                "Check the disk: journalctl -k -b -p warning",
+            ) from cause
         return sorted(int(name.group(1)) for name in names if name)
 
     def save(self, record: ChangeRecord) -> None:
@@ -95,7 +103,12 @@ class Journal:
 
     def prune(self) -> None:
         """Old records that say nothing any more are gone. One that cannot be read or removed stays."""
-        for number in self.numbers()[:-KEPT]:
+        try:
+            old = self.numbers()[:-KEPT]
+        except OperationError as cause:
+            _LOG.warning("%s", cause.message)
+            return
+        for number in old:
             try:
                 record = self.load(number)
                 if record.outcome is Outcome.RUNNING or (record.committed and self._left_by() == number):

@@ -112,7 +112,10 @@ class MergedReader:
             return marked[0] if all(m == marked[0] for m in marked) and tuple(sorted(marked[0])) == names else None
         if since_us * 1000 < (_mark(self._active, follow=False) or (0, 0, 1 << 63))[2]:
             return None  # renamed after systemd merged: who knows what it named then
-        active = linked_images(self._active / kind)
+        try:
+            active = linked_images(self._active / kind)
+        except OSError:
+            return None
         return active if tuple(active) == names else None
 
 

@@ -107,6 +107,7 @@ def look(url: str, state: Path) -> tuple[str, str, bool]:
     Raises what a deploy would be refused with.
     """
     from agent.contract.linked import LinkedRuntime
+    from agent.observe import read_board
     from agent.ports.clock import SystemClock
     from agent.ports.fetch import HttpFetcher
     from agent.ports.files import FileStore
@@ -116,7 +117,7 @@ def look(url: str, state: Path) -> tuple[str, str, bool]:
     from agent.trust_state import scratch
 
     runtimes = FileRuntimes(state)
-    board = json.loads((state / "board.json").read_bytes()) if (state / "board.json").exists() else {}
+    board = read_board(state)
 
     active = active_manifest(runtimes)
     with scratch("avocado-update-") as folder:
@@ -164,14 +165,17 @@ async def _changes() -> list[dict[str, Any]]:
 
 
 def _copy_trust(folder: Path, copy: Path) -> None:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    if size > _MOST_METADATA_BYTES:
-        raise OperationError(
-            ErrorCode.TRUST_STATE_DAMAGED,
-            f"cannot update: {folder} holds {size} bytes",
-            f"Look at what is in {folder}.",
-        )
-    shutil.copytree(folder, copy, symlinks=True)
+    try:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        if size <= _MOST_METADATA_BYTES:
+            shutil.copytree(folder, copy, symlinks=True)
+            return
+        why = f"it holds {size} bytes"
+    except OSError as cause:
+        why = cause.strerror or "a file in it cannot be read"
+    raise OperationError(
+        ErrorCode.TRUST_STATE_DAMAGED, f"cannot update: {folder} is damaged: {why}", f"Look at what is in {folder}."
+    )
 
 
 def _write(path: Path, data: bytes) -> None:

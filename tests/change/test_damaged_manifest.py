@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent.change.record import Outcome
+from agent.change.steps.prune import Prune
 from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.linked import LinkedRuntime, linked_runtime
 from agent.contract.local import is_partial
@@ -249,3 +250,21 @@ def test_where_nobody_can_tell_what_is_merged_nothing_is_said_not_to_be() -> Non
 def test_whatever_may_have_been_left_out_of_it_is_not_missed() -> None:
     assert is_partial(linked_runtime(R1.id, {}))
     assert not is_partial(R1)
+
+
+def test_a_prune_keeps_what_the_links_of_a_damaged_runtime_lead_to() -> None:
+    world = damaged()
+    stray = R2.extensions[1].image_id
+    world.images.add(stray)
+    assert run(world, deploy(R2)()).outcome is Outcome.APPLIED  # R1 is the previous one now, its manifest damaged
+    world.images.add(BARE.id)
+    prune = Prune(FakeRuntimes(world), FakeStore(world))
+    report: Any = SimpleNamespace(fact=lambda name, value: None)
+    prune.do({"keep": []}, {}, report)
+    assert BARE.id not in world.images
+    assert world.images >= {e.image_id for m in (R1, R2) for e in m.extensions}
+    world.images.add(BARE.id)
+    lost: Any = type("Lost", (FakeRuntimes,), {"links": lambda self, runtime_id: {}})(world)
+    with pytest.raises(OperationError, match="cannot read the manifest"):
+        Prune(lost, FakeStore(world)).do({"keep": []}, {}, report)
+    assert BARE.id in world.images

@@ -2,8 +2,8 @@
 
 So is what was begun of an image that nobody wants any more, or that has arrived whole since.
 
-Files that are no images of ours are never touched. When a manifest cannot be read, no image is removed: it may list
-any of them.
+Files that are no images of ours are never touched. Of a runtime whose manifest cannot be read the images that its links
+lead to are kept; where there are no links either, no image is removed: it may list any of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.change.step import Inputs, Memo, Report
+from agent.contract.errors import OperationError
 from agent.ports.protocols import Runtimes, Store
 
 
@@ -38,7 +39,7 @@ class Prune:
                 self.runtimes.remove(runtime_id)
         used = set(inputs.get("keep_images", ()))
         for runtime_id in self.runtimes.ids():
-            used.update(extension.image_id for extension in self.runtimes.manifest(runtime_id).extensions)
+            used.update(self._listed(runtime_id))
             used.update(filter(None, [self.runtimes.module_index(runtime_id)]))
         unused = [image_id for image_id in self.store.image_ids() if image_id not in used]
         for image_id in unused:
@@ -49,6 +50,15 @@ class Prune:
                 self.store.remove_part(image_id)
         if unused:
             report.fact("pruned_images", len(unused))
+
+    def _listed(self, runtime_id: str) -> set[str]:
+        try:
+            return {extension.image_id for extension in self.runtimes.manifest(runtime_id).extensions}
+        except OperationError:
+            linked = {image for named in self.runtimes.links(runtime_id).values() for image in named.values()}
+            if not linked:
+                raise
+            return linked
 
     def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """What nobody refers to is not brought back."""

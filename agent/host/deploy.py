@@ -38,7 +38,7 @@ Status = dict[str, Any]
 # A change that lost its host while it fetched gives up by itself well within this.
 _ASK_AGAIN_S = 90.0
 _ASK_EVERY_S = 2.0
-_LOST = ("image-damaged", "image-missing", "bad-manifest")
+_LOST = ("image-damaged", "image-missing")
 _AWAITS = "await_confirmation"  # the board's step that waits for a new connection
 
 
@@ -154,8 +154,12 @@ def _publish(
 
 
 def _lost(status: Status) -> bool:
-    """Whether images of the board's own runtime are gone or damaged: its remedy is this deploy, of the same too."""
-    return any(problem.get("code") in _LOST for problem in status.get("problems") or [])
+    """Whether images of the board's own runtime are gone or damaged: its remedy is this deploy, of the same too.
+
+    Where not even the runtime can be named, its manifest is, and who knows what else.
+    """
+    codes = {problem.get("code") for problem in status.get("problems") or []}
+    return not codes.isdisjoint(_LOST) or (not status.get("runtime") and "bad-manifest" in codes)
 
 
 def _bases(project: Project, extension: Extension, on_board: list[dict[str, Any]]) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.host.deploy import Move, closing_line
+from agent.host.deploy import Move, _lost, closing_line
 
 HELD = Move("pose-app", "0.1.0", "0.1.0", False, "held", 0, 47_000_000).as_dict()
 MODEL = Move("pose-model", "4.0", "4.1", True, "delta", 4984, 2_949_120).as_dict()
@@ -64,3 +64,16 @@ def test_the_plan_names_what_moves_and_what_does_not() -> None:
     assert Move("a", "", "1", True, "full", 2_000_000, 3_000_000).line() == "  a none -> 1: full 2.00 MB of 3.00 MB"
     assert Move("a", "1", "1", False, "held", 0, 5).line() == "  a 1: unchanged"
     assert Move("a", "2", "1", True, "held", 0, 5).line() == "  a 2 -> 1: on the board already"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "code", "lost"),
+    [
+        ({"id": "x"}, "image-missing", True),
+        (None, "bad-manifest", True),
+        ({"id": "x"}, "bad-manifest", False),  # of another runtime than the active one
+        (None, "service-down", False),
+    ],
+)
+def test_every_image_is_offered_where_nobody_knows_what_else_is_lost(runtime: Any, code: str, *, lost: bool) -> None:
+    assert _lost({"runtime": runtime, "problems": [{"code": code}]}) is lost

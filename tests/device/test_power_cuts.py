@@ -182,8 +182,14 @@ def cut_the_power(campaign: Campaign) -> Callable[[], None]:
 
 
 def kill_the_agent(campaign: Campaign) -> Callable[[], None]:
+    def main_process() -> str:
+        return campaign.board.exec(["systemctl", "show", "-P", "MainPID", "avocadod.service"]).stdout.strip()
+
     def strike() -> None:
+        killed = main_process()
         campaign.board.exec(["systemctl", "kill", "--signal=SIGKILL", "--kill-whom=main", "avocadod.service"])
+        # Until systemd has noticed, the agent's last status may be taken for the next one's.
+        assert holds_within(lambda: main_process() not in (killed, "0"), ENDED_S), "systemd did not start the agent again"
 
     return strike
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -214,6 +215,20 @@ def test_the_last_words_of_a_dead_agent_are_told_as_such(tmp_path: Path) -> None
     gone["agent"]["started_ticks"] -= 1  # the pid is there, and belongs to another process
     write_status(tmp_path / "status.json", gone)
     assert read_status(tmp_path)["problems"][0]["code"] == "agent-gone"
+
+
+def test_a_killed_agent_that_nobody_has_reaped_yet_is_gone(tmp_path: Path) -> None:
+    agent = subprocess.Popen(["sleep", "60"])
+    stat = Path(f"/proc/{agent.pid}/stat")
+    ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    written = document()
+    written["agent"] |= {"pid": agent.pid, "started_ticks": ticks}
+    write_status(tmp_path / "status.json", written)
+    assert "agent-gone" not in {problem["code"] for problem in read_status(tmp_path)["problems"]}
+    agent.kill()
+    os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
+    assert read_status(tmp_path)["problems"][0]["code"] == "agent-gone"
+    agent.wait()
 
 
 def test_an_agent_that_writes_no_more_is_told_as_silent_whatever_the_wall_clock_does(

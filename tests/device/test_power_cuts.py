@@ -189,7 +189,9 @@ def kill_the_agent(campaign: Campaign) -> Callable[[], None]:
         killed = main_process()
         campaign.board.exec(["systemctl", "kill", "--signal=SIGKILL", "--kill-whom=main", "avocadod.service"])
         # Until systemd has noticed, the agent's last status may be taken for the next one's.
-        assert holds_within(lambda: main_process() not in (killed, "0"), ENDED_S), "systemd did not start the agent again"
+        assert holds_within(lambda: main_process() not in (killed, "0"), ENDED_S), (
+            "systemd did not start the agent again"
+        )
 
     return strike
 

@@ -20,7 +20,7 @@ from dbus_fast import Variant
 from agent.contract import errors, release
 from agent.contract.errors import OperationError
 from agent.plan import INFERENCE_UNIT
-from agent.ports import child, hierarchies, image_child, mounts, overlay_child, process, rehearsal_child
+from agent.ports import child, hierarchies, image_child, mounts, overlay_child, process, rehearsal_child, unit_files
 from agent.ports.overlay import GaplessOverlay
 from agent.ports.protocols import Overlay, Switching, Tried
 from agent.ports.systemd import SystemdUnits
@@ -45,7 +45,7 @@ class UnitRehearsal:
         self._switching = switching
         self._answer = answer
         self._command = child.command(
-            errors, release, process, mounts, image_child, hierarchies, overlay_child, rehearsal_child
+            errors, release, process, mounts, image_child, hierarchies, overlay_child, unit_files, rehearsal_child
         )
 
     def begin(self, runtime: Path, timeout_s: float, *, only_cpu: bool) -> None:
@@ -64,6 +64,9 @@ class UnitRehearsal:
             "env": {"PATH": _PATH, **_pairs(service["Environment"]), "CACHE_DIRECTORY": ":".join(caches)},
             "words": ["--backend", "cpu"] if only_cpu else [],
             "timeout_s": timeout_s + _SLACK_S,
+            # All of the above is what systemd has read; the set's own files may say something else.
+            "unit": INFERENCE_UNIT,
+            "unit_files": unit_files.contents(*self._units.files(INFERENCE_UNIT)),
         }
         argv = [*self._command, base64.b64encode(json.dumps(request).encode()).decode()]
         self._units.start_transient(UNIT, self._properties(argv, caches, timeout_s + 2 * _SLACK_S), _START_TIMEOUT_S)

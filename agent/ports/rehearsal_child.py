@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import OperationError
-from agent.ports import mounts
+from agent.ports import mounts, unit_files
 from agent.ports.image_child import said
 from agent.ports.overlay_child import show_here
 from agent.ports.process import run
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         _give_way()
         show_here(request)
         mounts.mount("tmpfs", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=1777")  # noqa: S108
-        answer = _try_as(request)
+        answer = stale(request) or _try_as(request)
     except OperationError as error:
         answer = {"error": error.as_dict()}
     except OSError as cause:
@@ -50,6 +50,13 @@ def _give_way() -> None:
     """Nice= of the unit counts within its session only, where the kernel groups sessions."""
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("19", encoding="ascii")
+
+
+def stale(request: dict[str, Any], root: str = "") -> dict[str, Any] | None:
+    """User, groups and environment are those of another service than the set's: then its model is not judged."""
+    if unit_files.to_be_read(request["unit"], root) == request["unit_files"]:
+        return None
+    return {"skipped": f"the set changes {request['unit']} itself, which systemd has not read yet"}
 
 
 def _try_as(request: dict[str, Any]) -> dict[str, Any]:

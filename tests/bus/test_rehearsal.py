@@ -17,6 +17,7 @@ from dbus_fast import BusType
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.manifest import sha256_hex
 from agent.ports.overlay import GaplessOverlay
 from agent.ports.overlay_reload import ReloadOverlay
 from agent.ports.protocols import Overlay, Rehearsal, Switching, Tried, Verdict
@@ -28,6 +29,7 @@ from tests.change.fakes import FakeRehearsal
 from tests.change.world import World
 
 IMAGE = "4ed17979-6ec5-54c0-88d7-28bb04460ec6"
+FRAGMENT, DROP_IN = "[Service]\nUser=avocado-infer\n", "[Service]\nNice=1\n"
 SAID = {"oks": 0.99, "first_invoke_ms": 12.0, "model": "movenet", "version": "2", "required_backend": "npu"}
 
 
@@ -83,7 +85,10 @@ def systemd(tmp_path: Path) -> FakeSystemd:
     folder.mkdir(parents=True)
     (folder / "98-pose-model.raw").symlink_to(f"../../../images/{IMAGE}.raw")
     fake = FakeSystemd(tmp_path / "state", tmp_path / "bin")
-    fake.add(FakeUnit("pose.service", active="active"))
+    unit, drop_in = tmp_path / "pose.service", tmp_path / "10-board.conf"
+    unit.write_text(FRAGMENT)
+    drop_in.write_text(DROP_IN)
+    fake.add(FakeUnit("pose.service", active="active", files=(str(unit), str(drop_in))))
     return fake
 
 
@@ -192,6 +197,11 @@ def test_the_unit_is_closed_gives_way_and_is_told_what_the_service_has(address: 
         )
         assert request["env"]["CACHE_DIRECTORY"] == "/var/cache/avocado-pose"
         assert request["env"]["OPENBLAS_NUM_THREADS"] == "1"
+        # What all this was read from, so that the trial can tell whether the set has it otherwise.
+        assert (request["unit"], request["unit_files"]) == (
+            "pose.service",
+            {"": sha256_hex(FRAGMENT.encode()), "10-board.conf": sha256_hex(DROP_IN.encode())},
+        )
         told = unit.properties
         assert (told["Nice"], told["IOSchedulingClass"], told["RuntimeMaxUSec"]) == (19, 3, 80_000_000)
         assert (told["NoNewPrivileges"], told["ProtectSystem"]) == (True, "strict")

@@ -208,7 +208,7 @@ class Manager(ServiceInterface):
                 extension=extension,
                 dry_run=values.get("dry_run") is True,
                 await_host=values.get("await_host") is True,
-                warm_up=values.get("warm_up") is True,
+                warm_up=said if isinstance(said := values.get("warm_up"), bool) else None,
             )
             return change_path((await self._changes.begin(ask)).number)
 

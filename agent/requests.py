@@ -40,8 +40,8 @@ class Ask:
     """What somebody asked for.
 
     `runtime` is an id, empty for the previous one; `source` a deploy source; `extension` what to enable or disable;
-    `await_host`: a change of /etc stays only when they come back over a new connection. `warm_up`: a new model is tried
-    before anything is stopped.
+    `await_host`: a change of /etc stays only when they come back over a new connection. `warm_up`: whether a new
+    model is tried before anything is stopped; None: as the board is configured.
     """
 
     kind: ChangeKind
@@ -51,7 +51,7 @@ class Ask:
     extension: str = ""
     dry_run: bool = False
     await_host: bool = False
-    warm_up: bool = False
+    warm_up: bool | None = None
 
 
 class OpenSources:
@@ -74,7 +74,7 @@ class OpenSources:
 
 
 class Planner:
-    """Turns an Ask into a change that can be run. Reads only. `warm_up`: whoever asks need not ask for it."""
+    """Turns an Ask into a change that can be run. Reads only. `warm_up`: where whoever asks does not say."""
 
     def __init__(
         self, observer: Observer, journal: Journal, sources: OpenSources, finder: Finder, *, warm_up: bool = False
@@ -88,7 +88,8 @@ class Planner:
     def plan(self, ask: Ask) -> NewChange:
         """The change. Raises OperationError when the request is refused."""
         observed = self._observer.observe(self._journal)
-        wanted = replace(self._wanted(ask, observed), warm_up=ask.warm_up or self._warm_up)
+        warm_up = self._warm_up if ask.warm_up is None else ask.warm_up
+        wanted = replace(self._wanted(ask, observed), warm_up=warm_up)
         if ask.kind is ChangeKind.DEPLOY and wanted.manifest is not None and wanted.manifest.id == observed.active:
             # The runtime that is there already: asked for again where an image of it is lost, which its name hides.
             extensions = wanted.manifest.extensions

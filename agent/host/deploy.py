@@ -51,7 +51,7 @@ class Request:
     runtime: str | None
     board: str | None  # refuse a board that is not this one
     dry_run: bool
-    warm_up: bool = False
+    warm_up: bool | None = None  # None: as the board is configured
     again: bool = False  # also what the board says it runs: `verify` has found it damaged
 
 
@@ -207,14 +207,14 @@ def _show_plan(board: Board, status: Status, built: BuiltRuntime, moves: list[Mo
 
 
 async def carry(
-    board: Board, folder: Path, report: Report, *, dry_run: bool = False, warm_up: bool = False
+    board: Board, folder: Path, report: Report, *, dry_run: bool = False, warm_up: bool | None = None
 ) -> dict[str, Any]:
     """Serve the repository to the board and follow the change; gives the result event."""
     argv = ["avocadoctl", "receive", "--requested-by", _who()]
     if dry_run:
         argv.append("--dry-run")
-    if warm_up:
-        argv.append("--warm-up")
+    if warm_up is not None:
+        argv.append("--warm-up" if warm_up else "--no-warm-up")
     number = 0
     coming_back: asyncio.Task[None] | None = None
     try:

@@ -200,9 +200,13 @@ def _unreachable(why: str) -> OperationError:
     )
 
 
-def options_for(**wanted: bool) -> dict[str, Variant]:
-    """The options of a request; an agent that does not know one is asked for it only where it is wanted."""
-    return {name: Variant("b", True) for name, is_wanted in wanted.items() if is_wanted}
+def options_for(*, warm_up: bool | None = None, **wanted: bool) -> dict[str, Variant]:
+    """The options of a request; an agent that does not know one is asked for it only where it is wanted.
+
+    `warm_up`: None leaves it to the board.
+    """
+    said = {} if warm_up is None else {"warm_up": Variant("b", warm_up)}
+    return said | {name: Variant("b", True) for name, is_wanted in wanted.items() if is_wanted}
 
 
 def run_change(member: str, signature: str, body: list[Any], *, as_json: bool) -> int:

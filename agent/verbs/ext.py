@@ -10,7 +10,7 @@ import argparse
 from typing import Any
 
 from agent.contract.status import read_status
-from agent.verbs.options import add_await_host, add_dry_run
+from agent.verbs.options import add_await_host, add_dry_run, add_warm_up
 from agent.verbs.show import print_json
 from agent.verbs.status import extension_table, run_dir
 
@@ -49,6 +49,7 @@ def register(subparsers: Any) -> None:
         switch.add_argument("extension", metavar="NAME")
         add_dry_run(switch)
         add_await_host(switch)
+        add_warm_up(switch)
         switch.set_defaults(run=run_switch, change=name)
     for holder in (actions, subparsers):
         for name, (summary, _) in _CHANGES.items():
@@ -90,7 +91,8 @@ def run_switch(args: argparse.Namespace) -> int:
     """Enable or disable an extension, and follow the change."""
     from agent.verbs.client import options_for, run_change
 
-    body = [args.extension, options_for(dry_run=args.dry_run, await_host=args.await_host)]
+    options = options_for(dry_run=args.dry_run, await_host=args.await_host, warm_up=args.warm_up)
+    body = [args.extension, options]
     return run_change(args.change.capitalize(), "sa{sv}", body, as_json=args.output == "json")
 
 

@@ -11,11 +11,13 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_warm_up(parser: argparse.ArgumentParser) -> None:
-    """--warm-up"""
+    """--warm-up and --no-warm-up; None: as the board's agent.toml says."""
     parser.add_argument(
         "--warm-up",
-        action="store_true",
-        help="try a new model beside the one that serves, before anything is stopped; a bad one is refused then",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="try a new model beside the one that serves, before anything is stopped; a bad one is refused then"
+        " (default: what `warm_up` in the board's agent.toml says)",
     )
 
 

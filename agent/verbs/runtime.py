@@ -68,6 +68,7 @@ def register(subparsers: Any) -> None:
     rollback.set_defaults(run=run_rollback)
     add_dry_run(rollback)
     add_await_host(rollback)
+    add_warm_up(rollback)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -124,8 +125,8 @@ def run_add(args: argparse.Namespace) -> int:
 def _change(member: str, what: str, args: argparse.Namespace) -> int:
     from agent.verbs.client import options_for, run_change  # the bus library, which listing does not need
 
-    asked = {name: getattr(args, name, False) for name in ("dry_run", "await_host", "warm_up")}
-    options = options_for(**asked)
+    asked = {name: getattr(args, name, False) for name in ("dry_run", "await_host")}
+    options = options_for(warm_up=args.warm_up, **asked)
     return run_change(member, "sa{sv}", [what, options], as_json=args.output == "json")
 
 

@@ -75,6 +75,13 @@ REFUSALS: list[tuple[str, str, list[Any], ErrorCode, str]] = [
         ErrorCode.USAGE,
         "cannot use option force: this agent does not know it",
     ),
+    (
+        "Activate",
+        "sa{sv}",
+        ["x", {"warm_up": Variant("b", False)}],
+        ErrorCode.NOT_FOUND,
+        "cannot activate runtime x: it is not on this board",
+    ),
     ("Confirm", "o", ["/x"], ErrorCode.USAGE, "cannot confirm /x: it is no change of this agent"),
     (
         "Confirm",

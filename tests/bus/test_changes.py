@@ -314,8 +314,13 @@ def test_a_dry_run_makes_the_plan_of_the_change_itself() -> None:
     assert "switch_overlay" in kinds
 
 
-@pytest.mark.parametrize(("asked", "configured"), [(False, False), (True, False), (False, True)])
-def test_a_model_is_tried_first_where_that_is_asked_for_or_configured(*, asked: bool, configured: bool) -> None:
+@pytest.mark.parametrize(
+    ("asked", "configured", "tried"),
+    [(None, False, False), (None, True, True), (True, False, True), (False, True, False), (False, False, False)],
+)
+def test_a_model_is_tried_first_as_is_asked_and_else_as_configured(
+    *, asked: bool | None, configured: bool, tried: bool
+) -> None:
     observed, other = board(), runtime("3", pose_model="3")
     inference = InferenceState("serving", "npu", "ok", "npu", "movenet 1", 9, True, True, ("/dev/simnpu0",), 0.2, 2)
     runtimes = {**observed.runtimes, other.id: other}
@@ -324,4 +329,4 @@ def test_a_model_is_tried_first_where_that_is_asked_for_or_configured(*, asked: 
     observed = replace(observed, runtimes=runtimes, images=held, releases=known, inference=inference)
     ask = Ask(ChangeKind.ACTIVATE, "root", runtime=other.id, warm_up=asked)
     kinds = [step.kind for step in planner(observed, warm_up=configured).plan(ask).steps]
-    assert ("warm_up" in kinds) is (asked or configured)
+    assert ("warm_up" in kinds) is tried

@@ -173,7 +173,7 @@ def with_agent(agent: FakeAgent, work: Callable[[], Coroutine[Any, Any, Any]]) -
     return asyncio.run(both())
 
 
-def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False, warm_up: bool = False) -> dict[str, Any]:
+def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False, warm_up: bool | None = None) -> dict[str, Any]:
     result: dict[str, Any] = with_agent(
         agent,
         lambda: carry(Board("root@board"), folder, Report(quiet=True), dry_run=dry_run, warm_up=warm_up),
@@ -230,6 +230,8 @@ def test_a_refusal_of_the_agent_arrives_as_the_same_error(bus_address: str, fold
     assert result["error"] == agent.refuse_with.as_dict()
     assert agent.options["dry_run"] is True
     assert agent.options["warm_up"] is True
+    carried(agent, folder, warm_up=False)
+    assert agent.options["warm_up"] is False
 
 
 def test_without_an_agent_it_says_so(bus_address: str, folder: Path) -> None:

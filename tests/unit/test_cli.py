@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from agent import cli
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.process import Finished
 from agent.publish import write_status
-from agent.verbs import remote
+from agent.verbs import client, remote
 from agent.verbs.client import error_of_record
 from agent.verbs.runtime import resolve
 from tests.unit.test_status import document
@@ -68,6 +69,30 @@ def test_ext_list_and_runtime_list_read_the_same_document(run_dir: Path, capsys:
     assert json.loads(capsys.readouterr().out)[0]["merge_name"] == "98-pose-model"
     assert cli.main(["runtime", "list", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(("words", "said"), [([], None), (["--warm-up"], True), (["--no-warm-up"], False)])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "rollback",
+        "runtime activate 3f2a",
+        "runtime add --url https://updates.example.org",
+        "ext enable pose-config",
+        "ext disable pose-config",
+    ],
+)
+def test_whether_a_model_is_tried_first_is_said_for_one_change_or_left_to_the_board(
+    verb: str, words: list[str], said: bool | None, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(client, "run_change", lambda member, signature, body, as_json: asked.append(body[1]) or 0)
+    runtime = {"name": "npu-pose", "version": "1", "id": "3f2a", "built_at": ""}
+    write_status(run_dir / "status.json", document() | {"runtimes": [runtime]})
+    assert cli.main([*verb.split(), *words]) == 0
+    assert [{name: variant.value for name, variant in options.items()} for options in asked] == [
+        {} if said is None else {"warm_up": said}
+    ]
 
 
 def test_another_host_gets_the_same_words_quoted_for_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,37 @@ def test_an_agent_that_is_killed_meanwhile_leaves_nothing_and_a_bad_model_is_ref
     assert after["inference"]["unanswered"] == before["inference"]["unanswered"]
 
 
+def test_a_set_that_changes_the_pose_service_s_own_settings_is_not_judged_by_the_old_ones(
+    serving: Board, project: Reference, tmp_path: Path
+) -> None:
+    """The delegate of this NPU is found only with what the set's own drop-in says."""
+    project.use_model(FIRST_MODEL)
+    profile, drop_in = tmp_path / "virtual.toml", tmp_path / "10-vendor.conf"
+    library = {'path = "/usr/lib/avocado/npu/libsimnpu.so"': 'path = "libsimnpu.so"'}
+    profile.write_text(changed_profile(SHARED | library), encoding="utf-8")
+    drop_in.write_text("[Service]\nEnvironment=LD_LIBRARY_PATH=/usr/lib/avocado/npu\n", encoding="utf-8")
+    path = project.folder / "avocado.yaml"
+    before = path.read_text(encoding="utf-8")
+    shipped = next(line for line in before.splitlines() if "usr/lib/avocado/npu/libsimnpu.so:" in line)
+    added = f'      usr/lib/systemd/system/pose.service.d/10-vendor.conf: "{drop_in}"'
+    text = before.replace(shipped, f"{shipped}\n{added}")
+    at = text.index("  npu-virtual:")
+    profile_line = next(line for line in text[at:].splitlines() if "usr/share/avocado/accelerator.toml:" in line)
+    mended = text[at:].replace(profile_line, f'      usr/share/avocado/accelerator.toml: "{profile}"', 1)
+    mended = mended.replace("    enable_services:", "    reload_manager: true\n    enable_services:", 1)
+    path.write_text(text[:at] + mended, encoding="utf-8")
+    try:
+        document = project.deploy(serving, "--warm-up").document
+    finally:
+        path.write_text(before, encoding="utf-8")
+    assert (document["outcome"], document["backend"]) == ("applied", "npu")
+    assert warmed_up(document)["warning"] == (
+        "not tried: the set changes pose.service itself, which systemd has not read yet"
+    )
+    said = serving.exec(["systemctl", "show", "-p", "Environment", "pose.service"]).stdout
+    assert "LD_LIBRARY_PATH=/usr/lib/avocado/npu" in said
+
+
 def rights(board: Board) -> dict[str, str]:
     """Of the process that runs the new set's own code."""
     main = shown(board, WARM_UP, "MainPID")[0]

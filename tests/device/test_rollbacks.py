@@ -260,6 +260,41 @@ def test_a_new_agent_extension_leaves_the_agent_and_the_services_running(serving
     assert (after["runtime"]["id"], after["problems"]) == (document["to_runtime"], [])
 
 
+@pytest.mark.parametrize("status", [1, 2])
+def test_an_agent_that_would_not_start_is_not_kept_and_one_too_old_for_the_question_is(
+    serving: Board, project: Reference, tmp_path: Path, status: int
+) -> None:
+    before = project.status(serving)
+    program = tmp_path / "tree/usr/bin/avocadod"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\nexit {status}\n", encoding="utf-8")
+    program.chmod(0o755)
+    (project.folder / "note").write_text(f"ends with {status}\n", encoding="utf-8")
+    files = "      usr/lib/userdb/avocado.group:"
+    with on_top(project, tmp_path / "tree"):
+        path = project.folder / "avocado.yaml"
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(files, f"      usr/share/avocado/note: note\n{files}", 1), encoding="utf-8")
+        ran = project.deploy(serving, check=False)
+    if status == 1:
+        assert (ran.status, ran.document["outcome"], ran.document["error"]["message"]) == (
+            43,
+            "reverted",
+            "cannot confirm the new set: the agent that it brings would not start:"
+            " cannot run /usr/bin/avocadod --check: exit-code",
+        )
+    else:
+        step = next(step for step in ran.document["change"]["steps"] if step["kind"] == "confirm_health")
+        assert (ran.document["outcome"], step["warning"]) == (
+            "applied",
+            "the agent that the set brings could not be asked whether it would start: it is too old",
+        )
+        # The way back asks the agent of the set before, which starts.
+        assert json.loads(serving.exec(["avocadoctl", "-o", "json", "rollback"]).stdout)["outcome"] == "applied"
+    wait_until_serving(serving, SERVING_S)
+    assert project.status(serving)["runtime"] == before["runtime"]
+
+
 @contextlib.contextmanager
 def on_top(
     project: Reference, tree: Path, more: str = "enable_services: [pose.service]", *, confirm_within_s: int = 60

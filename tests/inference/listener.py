@@ -55,7 +55,9 @@ async def listening(link: SupervisorLink, address: str) -> AsyncIterator[Listene
     client = await MessageBus(address, bus_type=BusType.SYSTEM).connect()
     try:
         served = await _served(client)
-        yield Listener(served.get_interface(NAME), served.get_interface("org.freedesktop.DBus.Properties"))
+        listener = Listener(served.get_interface(NAME), served.get_interface("org.freedesktop.DBus.Properties"))
+        await client.introspect(NAME, PATH)  # an answer comes after the subscription that was asked for before it
+        yield listener
     finally:
         client.disconnect()
         for task in serving:

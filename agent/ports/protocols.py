@@ -249,7 +249,10 @@ class Runtimes(Protocol):
         """Every staged runtime, whatever became of its manifest, and the active one even where its folder is lost."""
 
     def links(self, runtime_id: str) -> Links:
-        """What the runtime's links lead to, the board's own index left out."""
+        """What the runtime's links lead to, the board's own index left out.
+
+        A kind whose folder is lost or cannot be read is not in it: nobody knows, which is not the same as no links.
+        """
 
     def manifest(self, runtime_id: str) -> Manifest:
         """The stored manifest. Raises `not-found`; `bad-manifest` or `newer-schema` where it is damaged or lost."""

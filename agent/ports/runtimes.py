@@ -147,16 +147,17 @@ class FileRuntimes:
         return sorted(found | {active} if active else found)
 
     def links(self, runtime_id: str) -> Links:
-        """What the runtime's links lead to, the board's own index left out."""
+        """What the runtime's links lead to, the board's own index left out; no kind whose folder does not tell."""
         folder = self.folder(runtime_id)
         found: dict[Kind, dict[str, str]] = {}
         for kind in Kind:
             try:
-                found[kind] = linked_images(folder / kind)
+                if (folder / kind).is_dir():
+                    found[kind] = linked_images(folder / kind)
             except OSError as error:
                 _LOG.error("cannot read %s: %s", folder / kind, error.strerror)
-                found[kind] = {}
-        found[Kind.SYSEXT].pop(MODULE_INDEX_LINK.removesuffix(".raw"), None)
+        for named in found.values():
+            named.pop(MODULE_INDEX_LINK.removesuffix(".raw"), None)
         return found
 
     def manifest(self, runtime_id: str) -> Manifest:

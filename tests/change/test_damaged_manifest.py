@@ -264,7 +264,12 @@ def test_a_prune_keeps_what_the_links_of_a_damaged_runtime_lead_to() -> None:
     assert BARE.id not in world.images
     assert world.images >= {e.image_id for m in (R1, R2) for e in m.extensions}
     world.images.add(BARE.id)
-    lost: Any = type("Lost", (FakeRuntimes,), {"links": lambda self, runtime_id: {}})(world)
-    with pytest.raises(OperationError, match="cannot read the manifest"):
+    for links in ({}, {kind: {} for kind in Kind}):
+        said: list[str] = []
+        lost: Any = type("Lost", (FakeRuntimes,), {"links": lambda self, runtime_id, links=links: links})(world)
+        report = SimpleNamespace(fact=lambda name, value: None, warn=said.append)
         Prune(lost, FakeStore(world)).do({"keep": []}, {}, report)
-    assert BARE.id in world.images
+        assert BARE.id in world.images
+        assert said == [
+            f"no image was removed: neither the manifest nor the links of runtime {R1.id} tell which it needs"
+        ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.change.journal import Journal
+from agent.change.steps.prune import Prune
 from agent.contract.errors import ErrorCode, OperationError
 from agent.ports.files import FileStore, write_durably
 from agent.ports.runtimes import FileRuntimes
@@ -100,3 +103,25 @@ def test_records_that_cannot_be_listed_are_no_empty_journal(tmp_path: Path, monk
         f"cannot read {tmp_path}/changes: Input/output error",
     )
     journal.prune()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_prune_removes_no_image_where_half_of_the_active_runtimes_links_is_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    store, runtimes = FileStore(tmp_path), FileRuntimes(tmp_path)
+    config = extension(b"config").model_copy(update={"name": "pose-config", "types": ["confext"]})
+    put(store, MODEL, b"model")
+    put(store, config, b"config")
+    folder = runtimes.stage(manifest(ONE, MODEL, config))
+    runtimes.activate(ONE, None)
+    (folder / "manifest.json").write_text("garbage")
+    if is_lost:
+        shutil.rmtree(folder / "confext")
+    else:
+        Unreadable(monkeypatch, folder / "confext")
+    said: list[str] = []
+    report: Any = SimpleNamespace(fact=lambda name, value: None, warn=said.append)
+    Prune(runtimes, store).do({"keep": []}, {}, report)
+    assert store.image_ids() == sorted([MODEL.image_id, config.image_id])
+    assert said == [f"no image was removed: neither the manifest nor the links of runtime {ONE} tell which it needs"]

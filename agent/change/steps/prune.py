@@ -3,7 +3,7 @@
 So is what was begun of an image that nobody wants any more, or that has arrived whole since.
 
 Files that are no images of ours are never touched. Of a runtime whose manifest cannot be read the images that its links
-lead to are kept; where there are no links either, no image is removed: it may list any of them.
+lead to are kept; where they cannot be read whole or there are none, no image is removed: it may list any of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agent.change.step import Inputs, Memo, Report
 from agent.contract.errors import OperationError
-from agent.ports.protocols import Runtimes, Store
+from agent.ports.protocols import Kind, Runtimes, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,18 @@ class Prune:
             if runtime_id not in keep:
                 self.runtimes.remove(runtime_id)
         used = set(inputs.get("keep_images", ()))
+        unknown = []
         for runtime_id in self.runtimes.ids():
-            used.update(self._listed(runtime_id))
+            listed = self._listed(runtime_id)
+            if listed is None:
+                unknown.append(runtime_id)
+            used.update(listed or ())
             used.update(filter(None, [self.runtimes.module_index(runtime_id)]))
-        unused = [image_id for image_id in self.store.image_ids() if image_id not in used]
+        if unknown:
+            report.warn(
+                f"no image was removed: neither the manifest nor the links of runtime {unknown[0]} tell which it needs"
+            )
+        unused = [] if unknown else [image_id for image_id in self.store.image_ids() if image_id not in used]
         for image_id in unused:
             self.store.remove_image(image_id)
         whole = set(self.store.image_ids())
@@ -51,14 +59,13 @@ class Prune:
         if unused:
             report.fact("pruned_images", len(unused))
 
-    def _listed(self, runtime_id: str) -> set[str]:
+    def _listed(self, runtime_id: str) -> set[str] | None:
         try:
             return {extension.image_id for extension in self.runtimes.manifest(runtime_id).extensions}
         except OperationError:
-            linked = {image for named in self.runtimes.links(runtime_id).values() for image in named.values()}
-            if not linked:
-                raise
-            return linked
+            links = self.runtimes.links(runtime_id)
+            linked = {image for named in links.values() for image in named.values()}
+            return linked if linked and all(kind in links for kind in Kind) else None
 
     def undo(self, inputs: Inputs, memo: Memo, report: Report) -> None:
         """What nobody refers to is not brought back."""

@@ -85,6 +85,7 @@ def verify(state: Path) -> list[Finding]:
     linked: dict[str, Extension] = {}
     indexes: set[str] = set()
     for runtime in runtimes.ids():
+        indexes.update(filter(None, [runtimes.module_index(runtime)]))
         try:
             manifest = runtimes.manifest(runtime)
         except OperationError as error:
@@ -99,7 +100,6 @@ def verify(state: Path) -> list[Finding]:
                 if not link.is_symlink() or str(link.readlink()) != f"../../../images/{extension.image_id}.raw":
                     problem = problem or f"{kind}/{link.name} does not lead to its image"
         found.append(Finding("runtime", manifest.runtime.name, runtime, 0, problem))
-        indexes.update(filter(None, [runtimes.module_index(runtime)]))
     for image_id, extension in sorted(images.items(), key=lambda item: item[1].name):
         path = store.image(image_id)
         problem = "it is missing" if path is None else ""

@@ -85,8 +85,9 @@ def test_a_flipped_bit_a_missing_image_and_a_bent_link_are_each_named(
     )
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
 def test_the_index_of_modules_that_the_board_made_is_hashed_like_what_was_signed(
-    state: Path, capsys: pytest.CaptureFixture[str]
+    state: Path, capsys: pytest.CaptureFixture[str], *, has_manifest: bool
 ) -> None:
     data = b"index" * 300
     sha256 = hashlib.sha256(data).hexdigest()
@@ -100,6 +101,8 @@ def test_the_index_of_modules_that_the_board_made_is_hashed_like_what_was_signed
     assert capsys.readouterr().out.splitlines()[-1].split() == [
         "image", MODULE_INDEX, made.image_id[:8], "1.5", "KiB", "good"
     ]  # fmt: skip
+    if not has_manifest:
+        (state / "runtimes" / RUNTIME / "manifest.json").write_text("garbage")
     path.chmod(0o644)
     path.write_bytes(b"i" + bytes(1499))
     assert cli.main(["-o", "json", "verify"]) == EXIT_STATUS[ErrorCode.HASH_MISMATCH]
@@ -107,6 +110,9 @@ def test_the_index_of_modules_that_the_board_made_is_hashed_like_what_was_signed
     assert json.loads(printed.out)[-1]["problem"] == "its bytes are not those of its name"
     assert json.loads(printed.err)["remedy"] == (
         "Reboot the board, or change to that runtime: the index is made anew. If it comes back, replace the disk."
+        if has_manifest
+        else "Run on the host: avocadoctl -H root@board deploy --again. It brings what is damaged anew; then reboot. "
+        "If it comes back, replace the disk."
     )
     path.unlink()
     assert cli.main(["-o", "json", "verify"]) == EXIT_STATUS[ErrorCode.HASH_MISMATCH]

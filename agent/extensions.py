@@ -39,6 +39,11 @@ class MergedSet:
             images.get(name) == image for known in self.images.values() for name, image in known.items()
         )
 
+    def is_within(self, manifest: Manifest | None) -> bool:
+        """Whether no other names are merged than this runtime's."""
+        known = merge_names(manifest) if manifest else {}
+        return all(set(names) <= set(known.get(kind.value, ())) for kind, names in self.names.items())
+
 
 def merge_names(manifest: Manifest) -> dict[str, list[str]]:
     """What systemd calls a runtime's extensions once they are merged, per kind, lowest first."""

@@ -253,12 +253,12 @@ def _switch(observed: Observed, shown: Manifest | None, to: Manifest | None, kin
     images, gone = [_plain(e) for e in new], [_plain(e) for e in old]
     affected = {"units": [*owned, *bystanders], "bystanders": bystanders, "images": images}
     merged = {kind.value: list(names) for kind, names in observed.merged.names.items() if names}
-    # An active runtime of which nothing can be read is merged all the same, and the way back leads to it.
+    # An active runtime whose manifest is lost is merged all the same, and the way back leads to all that is.
     unread = observed.active if merged and _lost_manifest(observed) else None
     overlay = {
-        "from": shown.id if shown else unread,
+        "from": unread or (shown.id if shown else None),
         "to": to.id if to else None,
-        "from_names": merge_names(shown) if shown else merged if unread else {},
+        "from_names": merged if unread else merge_names(shown) if shown else {},
         "to_names": merge_names(to) if to else {},
     }
     steps = []
@@ -306,11 +306,8 @@ def _confirmed(observed: Observed, wanted: Wanted, shown: Manifest | None, to: M
 
 def _unmerge(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     shown = shown_runtime(observed)
-    if shown is None:
-        if _lost_manifest(observed) and any(observed.merged.names.values()):
-            raise _nothing_known(observed, wanted.kind)
-        return []
-    return _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None)
+    _check_links(observed, wanted.kind)
+    return _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None) if shown else []
 
 
 def _npu(observed: Observed) -> dict[str, Any]:
@@ -330,11 +327,7 @@ def _the_manifest(observed: Observed, wanted: Wanted) -> Manifest:
         return wanted.manifest
     if wanted.kind in (ChangeKind.MERGE, ChangeKind.REFRESH):
         active = observed.runtimes.get(observed.active or "")
-        merged = {name for names in observed.merged.names.values() for name in names}
-        if isinstance(active, LinkedRuntime) and not merged <= {
-            n for names in merge_names(active).values() for n in names
-        }:
-            raise _nothing_known(observed, wanted.kind)
+        _check_links(observed, wanted.kind)
         if active is not None and (active.extensions or not isinstance(active, LinkedRuntime)):
             return active
         if observed.active is not None:
@@ -355,6 +348,12 @@ def _lost_manifest(observed: Observed) -> bool:
     """The active runtime's manifest cannot be read."""
     active = observed.active
     return active is not None and isinstance(observed.runtimes.get(active), LinkedRuntime | None)
+
+
+def _check_links(observed: Observed, kind: ChangeKind) -> None:
+    """Where only its links speak for the active runtime, they name all that is merged."""
+    if _lost_manifest(observed) and not observed.merged.is_within(observed.runtimes.get(observed.active or "")):
+        raise _nothing_known(observed, kind)
 
 
 def _nothing_known(observed: Observed, kind: ChangeKind) -> OperationError:

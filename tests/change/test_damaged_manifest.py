@@ -17,7 +17,7 @@ from agent.contract.errors import ErrorCode, OperationError
 from agent.contract.linked import LinkedRuntime, linked_runtime
 from agent.contract.local import is_partial
 from agent.contract.manifest import Manifest
-from agent.extensions import Kind, MergedSet, Problem
+from agent.extensions import Kind, MergedSet, Problem, merge_names
 from agent.observe import Disk, Identity, Observer
 from agent.plan import ChangeKind, Wanted, plan_change
 from agent.ports.protocols import Overlay
@@ -174,6 +174,34 @@ def test_where_the_links_are_lost_too_nothing_is_guessed(kind: ChangeKind) -> No
         f"cannot {kind.value} the extensions: the manifest of runtime {R1.id} cannot be read, and its links do not tell"
         " what is merged",
         REMEDY,
+    )
+
+
+def with_a_link_lost(world: World) -> Any:
+    """What is observed where a link of pose-config was lost after it was merged, and its others are there."""
+    links = {
+        kind: {name: image for name, image in named.items() if not name.endswith("-pose-config")}
+        for kind, named in FakeRuntimes(world).links(R1.id).items()
+    }
+    lost = linked_runtime(R1.id, links).on_board("virtual", "x86_64")
+    return replace(observe(world), runtimes={R1.id: lost})
+
+
+def test_the_way_back_requires_all_that_is_merged_and_not_only_what_the_links_still_name() -> None:
+    world = damaged()
+    seen = with_a_link_lost(world)
+    [switch] = [step for step in plan_change(seen, deploy(R2)()) if step.kind == "switch_overlay"]
+    assert (switch.inputs["from"], switch.inputs["from_names"]) == (R1.id, merge_names(R1))
+
+
+@pytest.mark.parametrize("kind", [ChangeKind.REFRESH, ChangeKind.MERGE, ChangeKind.UNMERGE])
+def test_where_a_link_is_lost_that_was_merged_nothing_is_taken_away(kind: ChangeKind) -> None:
+    with pytest.raises(OperationError) as caught:
+        plan_change(with_a_link_lost(damaged()), Wanted(kind, None))
+    assert (caught.value.code, caught.value.message) == (
+        ErrorCode.BAD_MANIFEST,
+        f"cannot {kind.value} the extensions: the manifest of runtime {R1.id} cannot be read, and its links do not tell"
+        " what is merged",
     )
 
 

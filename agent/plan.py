@@ -307,7 +307,9 @@ def _confirmed(observed: Observed, wanted: Wanted, shown: Manifest | None, to: M
 def _unmerge(observed: Observed, wanted: Wanted) -> list[StepSpec]:
     shown = shown_runtime(observed)
     _check_links(observed, wanted.kind)
-    return _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None) if shown else []
+    return (
+        _switch(observed, shown, None, ChangeKind.UNMERGE) + _confirmed(observed, wanted, shown, None) if shown else []
+    )
 
 
 def _npu(observed: Observed) -> dict[str, Any]:

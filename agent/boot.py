@@ -72,7 +72,7 @@ class BootHalf:
         return problems + _attempt(partial(self._remember, problems))
 
     def damaged(self) -> list[Problem]:
-        """A problem for each image that was found damaged at this boot, is still merged and was not fetched anew."""
+        """A problem for each image that was found damaged at this boot, is merged still, mended on the disk or not."""
         try:
             return self._damaged.problems(self._overlay.merged())
         except OperationError:  # nobody can tell what is merged, which is a problem of its own

@@ -33,6 +33,7 @@ from agent.contract.delta import (
     parse_transfer,
 )
 from agent.contract.errors import ErrorCode, OperationError
+from agent.contract.linked import LinkedRuntime
 from agent.contract.manifest import MAX_MANIFEST_BYTES, Extension, Manifest, parse_manifest, parse_time
 from agent.delta.apply import FAULTS
 from agent.ports.protocols import Fetched, Fetcher, Progress, Store
@@ -253,8 +254,10 @@ def _judge(manifest: Manifest, trust: Trust, expires: datetime, seen: Seen) -> N
     if parse_time(manifest.built_at) > expires:
         raise untrusted(f"its manifest says it was built at {manifest.built_at}, after its signatures expire")
     active = trust.active()
-    # Where its manifest is damaged nobody knows; it is not newer than the floor of time.
-    built_at = (active.built_at or seen.built_at) if active else ""
+    built_at = active.built_at if active else ""
+    if isinstance(active, LinkedRuntime):
+        # Nobody knows its own: the newest that was seen or lies on this board stands in for it.
+        built_at = max(seen.built_at, active.newest_known)
     if active and active.id != manifest.id and manifest.built_at < built_at and not manifest.allow_downgrade:
         raise OperationError(
             ErrorCode.DOWNGRADE_REFUSED,

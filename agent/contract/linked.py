@@ -22,6 +22,7 @@ class LinkedRuntime(Manifest):
     """What is known of it. `built_at` is empty, and so is an extension's `sha256` where nobody knows it."""
 
     link_names: dict[str, str]  # image id -> link name
+    newest_known: str = ""  # the newest `built_at` among the manifests that can be read; empty: there are none
 
     def on_board(self, target: str, arch: str) -> LinkedRuntime:
         """As the runtime of this board, which it is."""
@@ -38,6 +39,7 @@ def linked_runtime(runtime_id: str, links: Links, others: Iterable[Manifest] = (
     for kind in Kind:
         for link, image_id in links.get(kind, {}).items():
             kinds.setdefault((link, image_id), []).append(kind.value)
+    others = list(others)
     known = {e.image_id: e for manifest in others for e in manifest.extensions}
     ordered = sorted(kinds, reverse=True)  # highest first, as in a manifest
     return LinkedRuntime.model_construct(
@@ -49,6 +51,7 @@ def linked_runtime(runtime_id: str, links: Links, others: Iterable[Manifest] = (
         target="",
         arch="",
         link_names={image: f"{link}.raw" for link, image in ordered},
+        newest_known=max((manifest.built_at for manifest in others), default=""),
     )
 
 

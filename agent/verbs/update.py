@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.contract.errors import ON_THE_WAY, ErrorCode, OperationError
+from agent.contract.linked import LinkedRuntime
+from agent.contract.manifest import Manifest
 from agent.verbs.show import print_json
 
 CONFIG = Path("/etc/avocado/update.toml")
@@ -104,9 +106,8 @@ def read_config(path: Path) -> str:
 def look(url: str, state: Path) -> tuple[str, str, bool]:
     """The runtime a repository offers this board, the active one, and whether that one's manifest is damaged.
 
-    Raises what a deploy would be refused with.
+    Raises what a deploy would be refused with, and `downgrade-refused` where nobody can tell whether it is newer.
     """
-    from agent.contract.linked import LinkedRuntime
     from agent.observe import read_board
     from agent.ports.clock import SystemClock
     from agent.ports.fetch import HttpFetcher
@@ -114,7 +115,7 @@ def look(url: str, state: Path) -> tuple[str, str, bool]:
     from agent.ports.runtimes import FileRuntimes
     from agent.staged import active_manifest
     from agent.trust import Trust, open_source
-    from agent.trust_state import scratch
+    from agent.trust_state import Seen, load_seen, scratch
 
     runtimes = FileRuntimes(state)
     board = read_board(state)
@@ -127,12 +128,27 @@ def look(url: str, state: Path) -> tuple[str, str, bool]:
         trust = Trust(
             copy, str(board.get("target", "")), str(board.get("arch", "")), lambda: active, SystemClock().now, _write
         )
+        has_floor = load_seen(copy).built_at != Seen().built_at
         source = open_source(HttpFetcher(url), trust, FileStore(state))
         try:
-            offered = source.manifest().id
+            manifest = source.manifest()
         finally:
             source.close()
-    return offered, active.id if active else "", isinstance(active, LinkedRuntime)
+    if isinstance(active, LinkedRuntime) and not has_floor:
+        _check_newer(manifest, active)
+    return manifest.id, active.id if active else "", isinstance(active, LinkedRuntime)
+
+
+def _check_newer(offered: Manifest, active: LinkedRuntime) -> None:
+    """For where trust has no floor and no person judges: it is the runtime itself, or newer than all that is known."""
+    if offered.id == active.id or (active.newest_known and offered.built_at > active.newest_known):
+        return
+    raise OperationError(
+        ErrorCode.DOWNGRADE_REFUSED,
+        f"cannot update to runtime {offered.runtime.name} {offered.runtime.version}: the manifest of the active one is"
+        " damaged, and nothing on this board tells that this one is newer",
+        "Deploy from the host: avocadoctl deploy -H BOARD",
+    )
 
 
 def held_back(runtime: str, changes: Sequence[Mapping[str, Any]]) -> str:

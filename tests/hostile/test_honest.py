@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -259,3 +260,52 @@ def test_a_board_whose_active_manifest_is_damaged_is_offered_its_own_runtime(sta
     for spoil in (lambda path: path.write_text("garbage"), Path.unlink):
         spoil(folder / "manifest.json")
         assert look(server.url, stage.state) == (offered.id, offered.id, True)
+
+
+def test_what_lies_on_the_board_is_a_floor_where_the_active_manifest_is_damaged(stage: Stage, server: Server) -> None:
+    known = [manifest(image(1), built_at=f"2026-11-0{day}T10:00:00Z") for day in (3, 2)]
+    stage.active = linked_runtime("5f0c9f7a-7a0a-4c4e-9a53-0d4a1c9b1a11", {}, iter(known))
+    stage.publish(image(0))
+    with pytest.raises(OperationError) as refused:
+        stage.source(server.url).manifest()
+    assert (refused.value.code, refused.value.message) == (
+        ErrorCode.DOWNGRADE_REFUSED,
+        "cannot deploy runtime pose 2: it was built at 2026-11-01T10:00:00Z, the newest one seen at"
+        " 2026-11-03T10:00:00Z",
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "is_taken"),
+    [
+        ([], False),
+        (["2026-10-01T10:00:00Z"], True),
+        (["2026-10-01T10:00:00Z", "2026-11-01T10:00:00Z"], False),  # as old as what is offered
+    ],
+)
+def test_by_itself_a_board_that_knows_nothing_of_its_runtime_takes_only_what_is_newer_than_all_it_has(
+    stage: Stage, server: Server, known: list[str], *, is_taken: bool
+) -> None:
+    lost, offered = manifest(image(1)), stage.publish(image(0), at=datetime.now(UTC))
+    (stage.state / "board.json").write_text('{"target": "virtual", "arch": "x86_64"}')
+    runtimes = FileRuntimes(stage.state)
+    for built_at in known:
+        runtimes.stage(manifest(image(1), built_at=built_at).model_copy(update={"id": str(uuid.uuid4())}))
+    folder = runtimes.stage(lost)
+    runtimes.activate(lost.id, None)
+    (folder / "manifest.json").write_text("garbage")
+    if is_taken:
+        assert look(server.url, stage.state) == (offered.id, lost.id, True)
+        return
+    with pytest.raises(OperationError) as refused:
+        look(server.url, stage.state)
+    assert (refused.value.code, refused.value.message, refused.value.remedy) == (
+        ErrorCode.DOWNGRADE_REFUSED,
+        "cannot update to runtime pose 2: the manifest of the active one is damaged, and nothing on this board tells"
+        " that this one is newer",
+        "Deploy from the host: avocadoctl deploy -H BOARD",
+    )
+    # A person's deploy is judged by the trust policy alone.
+    stage.active = linked_runtime(lost.id, {})
+    stage.clock = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert stage.source(server.url).manifest() == offered

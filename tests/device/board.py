@@ -110,6 +110,11 @@ class Board:
         line = [*nspawn.inside(init), *argv]
         return run(line, doing=doing, timeout_s=timeout_s, input_text=input_text, check=check)
 
+    def mounts(self) -> list[str]:
+        """Where something is mounted, but for what comes and goes with a session or a service that starts."""
+        places = [line.split()[4] for line in self.exec(["cat", "/proc/1/mountinfo"]).stdout.splitlines()]
+        return sorted(place for place in places if not place.startswith(("/run/credentials/", "/run/user/")))
+
     def ssh(
         self,
         argv: Sequence[str] | str,

@@ -178,7 +178,7 @@ def test_an_agent_that_is_killed_meanwhile_leaves_nothing_and_a_bad_model_is_ref
     serving: Board, project: Reference, tmp_path: Path
 ) -> None:
     before, pid = project.status(serving), shown(serving, "pose.service", "MainPID")
-    mounted = serving.exec(["cat", "/proc/1/mountinfo"]).stdout
+    mounted = serving.mounts()
     project.use_model(models.spoil_model(NEW_MODEL, tmp_path / "model"))
     ran: list[Any] = []
     deploying = threading.Thread(target=lambda: ran.append(project.deploy(serving, "--warm-up", check=False)))
@@ -194,7 +194,7 @@ def test_an_agent_that_is_killed_meanwhile_leaves_nothing_and_a_bad_model_is_ref
     assert shown(serving, WARM_UP, "LoadState", "ActiveState") == ["not-found", "inactive"]
     image = warmed_up({"change": record})["inputs"]["images"][0]["image_id"]
     assert image not in serving.exec(["sh", "-c", "cat /sys/block/loop*/loop/backing_file"], check=False).stdout
-    assert serving.exec(["cat", "/proc/1/mountinfo"]).stdout == mounted
+    assert serving.mounts() == mounted
     assert serving.exec(["sh", "-c", "ls /run/avocado"]).stdout.split() == ["boot-half.json", "status.json"]
 
     ran = [project.deploy(serving, "--warm-up", check=False)]

@@ -93,10 +93,6 @@ def overlays(board: Board) -> dict[str, int]:
     return {where: places.count(where) for where in ("/usr", "/opt", "/etc")}
 
 
-def mounts(board: Board) -> int:
-    return len(board.exec(["cat", "/proc/1/mountinfo"]).stdout.splitlines())
-
-
 def names(one: Built) -> dict[str, list[str]]:
     return {kind: sorted(links) for kind, links in one.images.items()}
 
@@ -106,7 +102,7 @@ BOTH = {"both": "b", "opt": "b", "conf": "2"}
 
 
 def test_a_set_is_shown_in_place_of_another_and_back(board: Board, built: dict[str, Built], driver: Driver) -> None:
-    before = mounts(board)
+    before = board.mounts()
     assert driver.do("merged")["names"] == names(built["old"])
     driver.do("show", built["both"].runtime)
     assert seen(board) == BOTH
@@ -116,7 +112,7 @@ def test_a_set_is_shown_in_place_of_another_and_back(board: Board, built: dict[s
     driver.do("show", built["old"].runtime)
     assert seen(board) == OLD
     driver.do("settle")
-    assert (mounts(board), overlays(board)) == (before, {"/usr": 1, "/opt": 1, "/etc": 1})
+    assert (board.mounts(), overlays(board)) == (before, {"/usr": 1, "/opt": 1, "/etc": 1})
 
 
 def test_the_order_of_the_links_decides_which_file_is_seen(
@@ -247,12 +243,12 @@ REFUSED = {
 def test_an_image_that_systemd_would_ignore_or_choke_on_is_refused_and_nothing_moves(
     board: Board, gapless: Driver, image: Image, message: str
 ) -> None:
-    before = mounts(board)
+    before = board.mounts()
     bad = send_runtime(board, message, [image, conf("1")])
     said = gapless.ask("show", bad.runtime)
     assert said["error"]["message"].startswith(message)
     assert said["error"]["remedy"]
-    assert (seen(board), mounts(board)) == (OLD, before)
+    assert (seen(board), board.mounts()) == (OLD, before)
 
 
 def test_an_image_whose_bytes_changed_is_refused_by_its_name(
@@ -283,9 +279,9 @@ def test_an_image_that_was_checked_is_not_believed_once_its_bytes_have_changed(
     image = built["model"].images["sysext"]["99-gap"]
     path = f"/{STATE}/images/{image}.raw"
     board.exec(["cp", path, "/root/whole.raw"])
-    before = mounts(board)
+    before = board.mounts()
     gapless.do("check", built["model"].runtime)
-    assert (seen(board), mounts(board)) == (OLD, before)
+    assert (seen(board), board.mounts()) == (OLD, before)
     try:
         # Not even its time of change says so.
         board.exec(["sh", "-c", f"touch -r {path} /root/time; printf x | dd of={path} bs=1 seek=3000 conv=notrunc"])
@@ -338,7 +334,7 @@ def test_what_is_merged_is_known_by_image_whoever_merged_it(
 def test_a_switch_that_is_killed_half_way_leaves_whole_sets_and_the_next_start_leaves_one(
     board: Board, built: dict[str, Built], call: int
 ) -> None:
-    before = mounts(board)
+    before = board.mounts()
     with Driver(board, "auto") as driver:
         driver.do("cut", call)  # 1 and 2 uncover the base in private, 3 takes the old /usr away, 4 the old /opt
         assert "error" in driver.ask("show", built["model"].runtime)
@@ -348,16 +344,16 @@ def test_a_switch_that_is_killed_half_way_leaves_whole_sets_and_the_next_start_l
     with Driver(board, "auto") as driver:
         driver.do("settle")
     assert (seen(board), overlays(board)) == (OLD, {"/usr": 1, "/opt": 1, "/etc": 1})
-    assert mounts(board) == before
+    assert board.mounts() == before
 
 
 def test_mounts_inside_a_hierarchy_survive_a_switch(board: Board, built: dict[str, Built], gapless: Driver) -> None:
     board.exec(["sh", "-c", "mount -t tmpfs tmpfs /usr/local && mkdir /usr/local/d && mount -t tmpfs t /usr/local/d"])
     try:
         board.exec(["sh", "-c", "echo kept > /usr/local/d/file"])
-        before = mounts(board)
+        before = board.mounts()
         gapless.do("show", built["both"].runtime)
-        assert (read(board, "/usr/local/d/file").strip(), mounts(board)) == ("kept", before)
+        assert (read(board, "/usr/local/d/file").strip(), board.mounts()) == ("kept", before)
         assert seen(board) == BOTH
     finally:
         board.exec(["sh", "-c", "umount /usr/local/d && umount /usr/local"])

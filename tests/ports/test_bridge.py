@@ -6,11 +6,9 @@ import asyncio
 import hashlib
 import http.client
 import json
-import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,39 +18,14 @@ from dbus_fast import BusType, Message, MessageType
 from dbus_fast.aio import MessageBus
 
 from agent.contract.errors import ErrorCode, OperationError
-from agent.host import ssh
 from agent.host.deploy import carry
 from agent.host.report import Report
-from agent.host.ssh import Board, ask, open_session
+from agent.host.ssh import Board, open_session
+from tests.ports.board_by_ssh import BLOB, board_by_ssh
 
 pytestmark = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="dbus-daemon is not installed")
 
-BLOB = bytes(range(256)) * 4096 * 2
 CHANGE_PATH = "/org/avocado/Agent1/change/7"
-
-# Drops ssh's options and the host, then runs the command in a shell, as sshd does; CASE says how it goes wrong.
-SSH = """\
-#!/bin/bash
-while [ $# -gt 0 ]; do case $1 in -o) shift 2;; -*) shift;; *) break;; esac; done
-shift; [ "${1:-}" = -- ] && shift
-echo "$*" >>"$BRIDGE_LOG"
-case ${CASE:-none} in
-    before) echo 'PATH is set.'; printf '\\033[90m[ OK ]\\033[0m \\0\\1\\377 welcome ';;
-    json) echo '{"motd": "welcome"}';;
-    endless) exec yes 'and on it goes';;
-    slow) exec sleep 60;;
-    restricted) echo 'This account is limited to git.'; exit 1;;
-    notfound) exec env PATH=/nowhere /bin/sh -c "$*";;
-    user) echo 'root@board: Permission denied (publickey).' >&2; exit 255;;
-    hostkey) echo 'Host key verification failed.' >&2; exit 255;;
-    dropped) [[ $* = *receive* ]] && exec timeout --signal=KILL 3 $*;;
-    unreachable) echo 'ssh: connect to host board port 22: No route to host' >&2; exit 255;;
-esac
-[ "${CASE:-none}" = none ] && exec /bin/sh -c "$*"
-/bin/sh -c "$*"; status=$?
-case ${CASE:-none} in after) echo logout;; status) exit 255;; esac
-exit $status
-"""
 
 
 class FakeAgent:
@@ -138,28 +111,7 @@ def bus_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The host's repository; and a board whose `ssh` and `avocadoctl` are first on PATH."""
-    programs, run_dir, repository = tmp_path / "bin", tmp_path / "run", tmp_path / "repository"
-    for made in (programs, run_dir, repository / "targets"):
-        made.mkdir(parents=True)
-    (repository / "targets/blob").write_bytes(BLOB)
-    (tmp_path / "secret").write_text("secret")
-    (programs / "ssh").write_text(SSH)
-    (programs / "avocadoctl").write_text(
-        f'#!/bin/sh\nfor word; do [ "$word" = receive ] && set -- "$@" --run-dir {run_dir}; done\n'
-        'for word; do [ "$word" = status -o "$word" = history ] && { cat "$BRIDGE_STATUS"; exit; }; done\n'
-        f'exec {sys.executable} -m agent.cli "$@"\n'
-    )
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    (tmp_path / "status.json").write_text('{"target": "virtual"}')
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("BRIDGE_STATUS", str(tmp_path / "status.json"))
-    monkeypatch.setenv("BRIDGE_LOG", str(tmp_path / "ssh.log"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr(ssh, "HANDSHAKE_S", 5.0)
-    monkeypatch.setattr(ssh, "_STATUS_S", 5.0)
-    return repository
+    return board_by_ssh(tmp_path, monkeypatch)
 
 
 def with_agent(agent: FakeAgent, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -179,12 +131,6 @@ def carried(agent: FakeAgent, folder: Path, *, dry_run: bool = False, warm_up: b
         lambda: carry(Board("root@board"), folder, Report(quiet=True), dry_run=dry_run, warm_up=warm_up),
     )
     return result
-
-
-def refused(work: Coroutine[Any, Any, Any]) -> OperationError:
-    with pytest.raises(OperationError) as caught:
-        asyncio.run(work)
-    return caught.value
 
 
 @pytest.mark.parametrize("case", ["none", "before", "json", "after", "status"])
@@ -340,63 +286,3 @@ def test_receive_ends_by_itself_when_the_host_is_gone(bus_address: str, folder: 
 
     assert with_agent(agent, vanish) == 50
     assert list((folder.parent / "run").iterdir()) == []
-
-
-SHELL_SAID = "cannot talk to avocadoctl on root@board: its shell printed 'This account is limited to git.'"
-NOT_IN_PATH = "cannot run avocadoctl on root@board: it is not in the PATH of a non-interactive shell there"
-
-
-@pytest.mark.parametrize(
-    ("case", "code", "message"),
-    [
-        ("restricted", ErrorCode.HANDSHAKE_FAILED, SHELL_SAID),
-        ("notfound", ErrorCode.HANDSHAKE_FAILED, NOT_IN_PATH),
-        ("user", ErrorCode.SSH_FAILED, "cannot log in to root@board: permission denied"),
-        ("hostkey", ErrorCode.SSH_FAILED, "cannot log in to root@board: its host key is not known"),
-        (
-            "unreachable",
-            ErrorCode.SSH_FAILED,
-            "cannot reach root@board: ssh: connect to host board port 22: No route to host",
-        ),
-    ],
-)
-def test_a_session_that_never_begins_is_one_clear_message(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: ErrorCode, message: str
-) -> None:
-    monkeypatch.setenv("CASE", case)
-    for work in (ask(Board("root@board"), ["status"]), carry(Board("root@board"), folder, Report(quiet=True))):
-        error = refused(work)
-        assert (error.code, error.message) == (code, message)
-        assert error.remedy
-
-
-def test_a_login_shell_that_never_stops_talking_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CASE", "endless")
-    error = refused(carry(Board("root@board"), folder, Report(quiet=True)))
-    assert error.code is ErrorCode.HANDSHAKE_FAILED
-    assert error.message.startswith("cannot talk to root@board: its login shell printed more than 65536 bytes: '...")
-    assert refused(ask(Board("root@board"), ["status"])).code is ErrorCode.HANDSHAKE_FAILED
-
-
-def test_a_login_shell_that_hangs_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CASE", "slow")
-    monkeypatch.setattr(ssh, "HANDSHAKE_S", 0.3)
-    monkeypatch.setattr(ssh, "_STATUS_S", 0.3)
-    monkeypatch.setattr(ssh, "_END_S", 0.2)
-    for work in (ask(Board("root@board"), ["status"]), carry(Board("root@board"), folder, Report(quiet=True))):
-        assert refused(work).message == "cannot talk to root@board: no answer in 0.3 s"
-
-
-@pytest.mark.parametrize("case", ["none", "before", "json", "after", "status"])
-def test_the_status_is_found_among_what_the_shell_prints(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    monkeypatch.setenv("CASE", case)
-    assert asyncio.run(ask(Board("root@board"), ["status"])) == {"target": "virtual"}
-    assert "avocadoctl -o json status" in (folder.parent / "ssh.log").read_text()
-
-
-@pytest.mark.parametrize("host", ["", "-oProxyCommand=id", "root@board id"])
-def test_a_host_that_ssh_would_read_as_an_option_is_refused(host: str) -> None:
-    with pytest.raises(OperationError, match=r"^cannot use .* as a host$"):
-        Board(host)

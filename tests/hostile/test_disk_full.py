@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,14 @@ def _own_disk() -> None:
         pytest.skip("a disk of its own needs root and a mount namespace")
 
 
+def on_its_own_disk(program: str, *words: str) -> tuple[dict[str, Any], str]:
+    """What a program of this folder found, in a mount namespace of its own, and what it logged."""
+    line = [*PRIVATE, sys.executable, "-m", f"tests.hostile.{program}", *words]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=50, cwd=ROOT, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout), ran.stderr
+
+
 @pytest.mark.parametrize(
     ("base", "room_kib"),
     [
@@ -36,17 +45,8 @@ def _own_disk() -> None:
 )
 def test_a_full_disk_ends_the_fetch_cleanly(stage: Stage, server: Server, base: bool, room_kib: int) -> None:
     prepare(stage, base=base)
-    ran = subprocess.run(
-        [*PRIVATE, sys.executable, "-m", "tests.hostile.full_disk", str(stage.state), server.url, str(room_kib)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        cwd=ROOT,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
     part = stage.state / "images"
-    found = json.loads(ran.stdout)
+    found, _ = on_its_own_disk("full_disk", str(stage.state), server.url, str(room_kib))
     error = found["error"]
     assert error["code"] == "no-space"
     assert error["message"].startswith(f"cannot write {part}/")
@@ -73,16 +73,7 @@ REMOVES = {"a begun transfer": f"images/{IMAGE}.part", "an image": f"images/{IMA
 def test_whatever_the_agent_writes_or_removes_a_disk_that_refuses_it_is_named(
     tmp_path: Path, how: str, code: str, why: str
 ) -> None:
-    ran = subprocess.run(
-        [*PRIVATE, sys.executable, "-m", "tests.hostile.refusing_disk", str(tmp_path), how],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        cwd=ROOT,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found, logged = on_its_own_disk("refusing_disk", str(tmp_path), how)
     expected = WRITES if how == "full" else WRITES | REMOVES  # the status is not among them: it is only logged
     assert {name: (error["code"], error["message"]) for name, error in found.items()} == {
         name: (code, f"cannot write {tmp_path / path}: {why}") for name, path in expected.items()
@@ -94,4 +85,4 @@ def test_whatever_the_agent_writes_or_removes_a_disk_that_refuses_it_is_named(
         else "Check the disk: journalctl -k -b -p warning"
         for name, path in expected.items()
     }
-    assert f"cannot publish the status: cannot write {tmp_path}/status.json: {why}" in ran.stderr
+    assert f"cannot publish the status: cannot write {tmp_path}/status.json: {why}" in logged
